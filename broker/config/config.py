@@ -581,6 +581,12 @@ class BrokerConfig(Settings):
         doc="PEM file with the certificates of the CAs that clients' and nodes' certificates are checked against. "
         "Needed for ssl between nodes and for ssl.client.auth=required. Read again when it changes.",
     )
+    ssl_crl_location = text(
+        "",
+        own=True,
+        doc="PEM file with revocation lists (CRLs) of the CAs in ssl.truststore.location: clients and nodes with a "
+        "certificate that one of them revokes are refused. Read again when it changes.",
+    )
     ssl_client_auth = text(
         "auto",
         choices=("auto", "none", "required"),

@@ -383,6 +383,8 @@ class _Connection:
         """The caller, with the client id of its last request."""
         self._opened = opened
         self._muted_until_s, self._muted_by = 0.0, ""
+        if session.certificate and (security := listener.door.security) is not None:
+            security.connections.add(self)
         if session.is_admitted:
             opened.logged_in()
         else:
@@ -394,13 +396,17 @@ class _Connection:
         """Whether a request is being read or served."""
 
     @property
-    def login(self) -> Login:
+    def login(self) -> Login | None:
         """As `broker.security.client_listener.Connection`."""
-        assert self._session.login is not None, "only connections with a login are asked for it"
         return self._session.login
 
+    @property
+    def certificate(self) -> bytes:
+        """As `broker.security.client_listener.Connection`."""
+        return self._session.certificate
+
     def end(self) -> None:
-        """Close it: the password behind it has changed."""
+        """Close it: the password behind it has changed, or its certificate is revoked."""
         self._writer.transport.abort()
 
     def _on_admitted(self) -> None:

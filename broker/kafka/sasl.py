@@ -27,6 +27,7 @@ from broker.config.config import BrokerConfig
 from broker.config.endpoints import PLAINTEXT, SASL_SSL
 from broker.kafka import errors
 from broker.kafka.codec import Fields
+from broker.net.interceptors import REVOKED
 from broker.net.tls import KafkaContexts, NodeTls
 from broker.observability.counters import Counters
 from broker.security import mapping
@@ -93,11 +94,21 @@ class Door:
         return self.asks_for_password or self.contexts is not None
 
     def session(self, host: str, tls: ssl.SSLObject | None) -> Session:
-        """Return the session of a connection whose TLS handshake, if any, is over."""
-        principal = ANONYMOUS
-        if tls is not None and not self.asks_for_password:
-            principal = principal_of_certificate(tls.getpeercert() or {}, self._rules)
-        return Session(self, Caller(principal, host, self.authorizer), is_admitted=not self.asks_for_password)
+        """Return the session of a connection whose TLS handshake, if any, is over.
+
+        Raises:
+            NotAdmitted: the client's certificate is revoked.
+        """
+        principal, certificate = ANONYMOUS, b""
+        if tls is not None:
+            certificate = tls.getpeercert(binary_form=True) or b""
+            revoked = None if self.security is None else self.security.revoked
+            if revoked is not None and revoked.is_revoked(certificate):
+                raise NotAdmitted(REVOKED)
+            if not self.asks_for_password:
+                principal = principal_of_certificate(tls.getpeercert() or {}, self._rules)
+        who = Caller(principal, host, self.authorizer)
+        return Session(self, who, certificate, is_admitted=not self.asks_for_password)
 
 
 def door_of(
@@ -139,15 +150,17 @@ class Session:
 
     Attributes:
         who: the caller of its requests.
+        certificate: the client's, DER; b"" without one.
         is_admitted: whether it may send requests other than those of the authentication.
         takes_messages: whether its next frame is a message of SASL without a header (SaslHandshake v0).
         login: the credential that it has proved, None without a password.
         closing: why it is to be closed after the present response; "": it is not.
     """
 
-    def __init__(self, door: Door, who: Caller, *, is_admitted: bool) -> None:
+    def __init__(self, door: Door, who: Caller, certificate: bytes = b"", *, is_admitted: bool) -> None:
         self._door = door
         self.who = who
+        self.certificate = certificate
         self.is_admitted = is_admitted
         self.takes_messages = False
         self.login: Login | None = None

@@ -17,7 +17,7 @@ import logging
 import math
 import time
 from abc import abstractmethod
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, Final, NamedTuple, NoReturn
 from urllib.parse import unquote
@@ -26,10 +26,17 @@ import grpc
 from google.protobuf.message import DecodeError
 from grpc import aio
 
+from broker.net.revocation import RevocationLists
 from broker.observability.counters import Counters
 from raftlog._client.connections import refuse
 from raftlog._core.security.acls import canonical_host
-from raftlog.errors import ClusterAuthorizationFailed, InvalidRequestError, RaftlogError, from_wire
+from raftlog.errors import (
+    AuthenticationFailed,
+    ClusterAuthorizationFailed,
+    InvalidRequestError,
+    RaftlogError,
+    from_wire,
+)
 from raftlog.format.wire import MANY_REQUESTS
 from raftlog.v1.common_pb2 import Error
 from raftmeta.quorum.peer_identity import NODE_URI, node_ids_of, peer_nodes
@@ -180,11 +187,35 @@ _KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
 
 
 class NodesOnly(RewrittenHandlers):
-    """Refuses calls whose certificate names no node; handlers read the node ids that it names from `peer_nodes`."""
+    """Refuses calls whose certificate names no node, or is revoked.
+
+    Handlers read the node ids that it names from `peer_nodes`.
+    """
+
+    def __init__(self, revoked: RevocationLists | None = None) -> None:
+        super().__init__()
+        self._revoked = revoked
 
     def rewrite(self, method: str, handler: Any) -> Any:
         """Return the handler with a check of the certificate before it."""
-        return preceded(handler, _identify)
+        return preceded(handler, self._identify)
+
+    async def _identify(self, context: Any) -> None:
+        if self._revoked is not None:
+            await self._revoked.fresh()
+            if self._revoked.is_revoked(certificate_of(context.auth_context())):
+                logger.error("refused a call: the certificate has been revoked", extra={"peer": context.peer()})
+                await refuse(context, grpc.StatusCode.UNAUTHENTICATED, AuthenticationFailed(REVOKED))
+        await _identify(context)
+
+
+REVOKED: Final = "the certificate has been revoked by its CA; use another one"
+
+
+def certificate_of(auth_context: Mapping[str, Sequence[bytes]]) -> bytes:
+    """Return the PEM of the certificate at the other end of a call; b"" without one."""
+    (certificate,) = auth_context.get("x509_pem_cert", ()) or (b"",)
+    return certificate
 
 
 def preceded(handler: Any, before: Callable[[Any], Awaitable[None]]) -> Any:

@@ -23,6 +23,7 @@ import grpc
 from broker.config.checks import WITH_TLS
 from broker.config.config import BrokerConfig
 from broker.config.endpoints import SSL
+from broker.net.revocation import RevocationLists
 from raftlog._client.security import TRY_AGAIN_S, ChannelTls, FreshPem, Names, Pem, PemFiles
 from raftlog.errors import InvalidConfig
 from raftmeta.quorum.peer_identity import NODE_URI, node_ids_named
@@ -160,6 +161,10 @@ class NodeTls:
             config.ssl_key_password_command,
         )
         self._pem = FreshPem(self._files, self._check)
+        self.revoked: RevocationLists | None = None
+        """The certificates of clients and nodes that are refused, if lists are configured."""
+        if config.ssl_crl_location:
+            self.revoked = RevocationLists(config.ssl_crl_location, config.ssl_truststore_location)
         to_nodes = self._among_nodes and config.security_inter_broker_protocol == SSL
         self.channels: ChannelTls | None = ChannelTls(self._pem) if to_nodes else None
 

@@ -14,6 +14,7 @@ from broker.clock import Clock
 from broker.config.checks import ACL, OAUTHBEARER, WITH_SASL
 from broker.config.config import BrokerConfig
 from broker.config.endpoints import PLAINTEXT, SASL_SSL
+from broker.net.revocation import RevocationLists
 from broker.observability.counters import Counters
 from broker.security import mapping
 from broker.security.audit import Audit
@@ -38,11 +39,16 @@ UNKNOWN_HOST: Final = "unknown"
 
 
 class Connection(Protocol):
-    """An open connection of a client that has logged in."""
+    """An open connection of a client that has logged in, or has a certificate."""
 
     @property
-    def login(self) -> Login:
-        """The credential that it was opened with."""
+    def login(self) -> Login | None:
+        """The credential that it was opened with; None: it has none, but a certificate."""
+        ...
+
+    @property
+    def certificate(self) -> bytes:
+        """The client's certificate; b"" without one."""
         ...
 
     def end(self) -> None:
@@ -53,15 +59,22 @@ class Connection(Protocol):
 class ClientSecurity:
     """The security of one broker. `interceptor` is None if nothing at gRPC's listener is secured.
 
-    `exchanges` logs clients in. `connections`: those of Kafka clients with a login; they add and remove themselves.
+    `exchanges` logs clients in. `connections`: those of Kafka clients with a login or a certificate; they add and
+    remove themselves.
 
     `on_metadata` is called with every image, `watch` runs as a task.
     """
 
     def __init__(
-        self, config: BrokerConfig, image: Callable[[], MetadataImage], clock: Clock, counters: Counters
+        self,
+        config: BrokerConfig,
+        image: Callable[[], MetadataImage],
+        clock: Clock,
+        counters: Counters,
+        revoked: RevocationLists | None = None,
     ) -> None:
         """Read the file with users, if configured, which takes a while. Raises InvalidConfig if it is not valid."""
+        self.revoked = revoked
         self._clock = clock
         self._counters = counters
         self._bearers: Bearers | None = None
@@ -102,6 +115,7 @@ class ClientSecurity:
                 certificates=self._takes_tls and config.asks_for_certificates,
                 max_strangers=min(MAX_STRANGERS, config.max_streams),
                 rules=mapping.parse(config.ssl_principal_mapping_rules),
+                revoked=revoked,
                 # `EitherFront` hides the clients' addresses; the one that is seen, 127.0.0.1, could match ACLs.
                 host=UNKNOWN_HOST if config.listener_security_migration else None,
             )
@@ -120,20 +134,22 @@ class ClientSecurity:
             self._end_streams()
 
     async def watch(self) -> None:
-        """Watch the file with users and the keys of OAUTHBEARER, if configured, for ever; end what has expired."""
-        file, bearers = self._users.file, self._bearers
-        while file is not None or bearers is not None:
+        """Watch the file with users, OAUTHBEARER's keys and revocation lists, for ever; end what counts no more."""
+        file, bearers, revoked = self._users.file, self._bearers, self.revoked
+        while file is not None or bearers is not None or revoked is not None:
             await asyncio.sleep(LOOK_EVERY_S)
+            if revoked is not None:
+                await revoked.fresh()
             changed = file is not None and await asyncio.to_thread(file.look)
             if bearers is not None:
                 await asyncio.to_thread(bearers.refresh)
-            if changed or bearers is not None:
+            if changed or bearers is not None or revoked is not None:
                 self._end_streams()
 
     def count_authenticated(self) -> int:
         """Return the number of open streams with a token, and of Kafka clients' connections with a login."""
         streams = 0 if self.interceptor is None else self.interceptor.count_streams()
-        return streams + len(self.connections)
+        return streams + sum(each.login is not None for each in self.connections)
 
     def is_current(self, login: Login) -> bool:
         """Whether the credential that a client logged in with is still the user's."""
@@ -143,14 +159,19 @@ class ClientSecurity:
 
     def _end_streams(self) -> None:
         ended = 0 if self.interceptor is None else self.interceptor.check()
-        for connection in [each for each in self.connections if not self.is_current(each.login)]:
+        for connection in [each for each in self.connections if not self._may_stay(each)]:
             connection.end()
             ended += 1
         if ended:
             logger.info(
-                "streams ended: passwords have changed, users were deleted, or tokens have expired",
+                "streams ended: their passwords, users, tokens or certificates no longer count",
                 extra={"event": "streams_ended", "streams": ended},
             )
+
+    def _may_stay(self, connection: Connection) -> bool:
+        if self.revoked is not None and self.revoked.is_revoked(connection.certificate):
+            return False
+        return connection.login is None or self.is_current(connection.login)
 
     # Authentication
 

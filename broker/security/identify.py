@@ -43,7 +43,16 @@ from typing import Any, Final, NamedTuple, NoReturn, cast
 import grpc
 
 from broker.clock import Clock
-from broker.net.interceptors import Rarely, RewrittenHandlers, Unread, host_of, send_headers
+from broker.net.interceptors import (
+    REVOKED,
+    Rarely,
+    RewrittenHandlers,
+    Unread,
+    certificate_of,
+    host_of,
+    send_headers,
+)
+from broker.net.revocation import RevocationLists
 from broker.observability.counters import Counters
 from broker.security.audit import network_of
 from broker.security.caller import Authorizer, Caller, caller
@@ -162,14 +171,15 @@ _why: ContextVar[AuthenticationFailed] = ContextVar("why")
 
 
 class _Stream:
-    """An open stream; `ended`: this interceptor ended it."""
+    """An open stream; `ended`: why this interceptor ended it; None: it did not."""
 
-    __slots__ = ("ended", "login", "task")
+    __slots__ = ("certificate", "ended", "login", "task")
 
-    def __init__(self, login: Login, task: asyncio.Task[Any]) -> None:
+    def __init__(self, login: Login, certificate: bytes, task: asyncio.Task[Any]) -> None:
         self.login = login
+        self.certificate = certificate
         self.task = task
-        self.ended = False
+        self.ended: AuthenticationFailed | None = None
 
 
 class Strangers:
@@ -338,9 +348,11 @@ class Identify(RewrittenHandlers):
         max_strangers: int = MAX_STRANGERS,
         rules: Sequence[Rule] = DEFAULT,
         host: str | None = None,
+        revoked: RevocationLists | None = None,
     ) -> None:
         super().__init__()
         self._rules = rules
+        self._revoked = revoked if certificates else None
         self._host = host
         self._tokens = tokens
         self._users = users
@@ -364,15 +376,21 @@ class Identify(RewrittenHandlers):
 
     def count_streams(self) -> int:
         """Return the number of open streams with a token."""
-        return len(self._streams)
+        return sum(stream.login is not _NO_LOGIN for stream in self._streams)
 
     def check(self) -> int:
-        """End the streams whose credential has changed or is gone; return their number."""
-        ended = [stream for stream in self._streams if not self._is_current(stream.login)]
-        for stream in ended:
-            stream.ended = True
+        """End streams whose credential has changed or is gone, or whose certificate is revoked; return their number."""
+        ended = 0
+        for stream in self._streams:
+            if self._is_revoked(stream.certificate):
+                stream.ended = AuthenticationFailed(REVOKED)
+            elif stream.login is not _NO_LOGIN and not self._is_current(stream.login):
+                stream.ended = TokenExpired(_OLD if stream.login.mechanism == OF_BEARER else _CHANGED)
+            else:
+                continue
             stream.task.cancel()
-        return len(ended)
+            ended += 1
+        return ended
 
     async def intercept_service(
         self,
@@ -444,6 +462,8 @@ class Identify(RewrittenHandlers):
     def _caller(self, login: Login | None, context: Any, open_to_all: bool) -> Caller:
         if login is None:  # cannot happen while gRPC runs the interceptor first; refused to be safe
             raise AuthenticationFailed(NO_TOKEN)
+        if self._is_revoked(self._certificate_of(context)):
+            raise AuthenticationFailed(REVOKED)
         if login is not _NO_LOGIN:
             self._check_current(login)  # again: the request may have arrived much later than its call
             principal = USER_PREFIX + login.user
@@ -452,6 +472,13 @@ class Identify(RewrittenHandlers):
             if self._required and not open_to_all and not principal.startswith(NODE_PREFIX):
                 raise AuthenticationFailed(NO_TOKEN)
         return Caller(principal, self.host_of(context.peer()), self._authorizer)
+
+    def _certificate_of(self, context: Any) -> bytes:
+        """Return the certificate of a call, if any may be revoked."""
+        return b"" if self._revoked is None else certificate_of(context.auth_context())
+
+    def _is_revoked(self, certificate: bytes) -> bool:
+        return self._revoked is not None and self._revoked.is_revoked(certificate)
 
     def host_of(self, peer: str) -> str:
         """Return the address of a gRPC peer, `ipv4:127.0.0.1:4321`, as ACLs spell it."""
@@ -468,7 +495,11 @@ class Identify(RewrittenHandlers):
 
     def _authenticate(self, call: Callable[[Any, Any], Awaitable[Any]]) -> Any:
         async def identified(requests: Any, context: Any) -> Any:
-            found = self._caller(_NO_LOGIN, context, open_to_all=True)
+            try:
+                found = self._caller(_NO_LOGIN, context, open_to_all=True)
+            except AuthenticationFailed as refused:
+                self._counters.unauthenticated_calls += 1
+                await refuse(context, grpc.StatusCode.UNAUTHENTICATED, refused)
             source = found.host if self._host is None else context.peer()
             if not self._strangers.enter_task(source):
                 await self._turn_away(context, found.host)
@@ -536,22 +567,22 @@ class Identify(RewrittenHandlers):
 
         async def identified(request: Any, context: Any) -> Any:
             login = await self._set_caller(context)
-            if login is None or login is _NO_LOGIN:
+            certificate = self._certificate_of(context)
+            if login is None or (login is _NO_LOGIN and not certificate):
                 return await serve(request, context)
             # The headers go first, by themselves: gRPC notes that they were sent when the write that carries them is
             # over. If `check` cancelled that write, gRPC would send them again with the status, which fails, and the
             # call would never end.
             await send_headers(context)
             task = asyncio.ensure_future(serve(request, context))
-            stream = _Stream(login, task)
+            stream = _Stream(login, certificate, task)
             self._streams.add(stream)
             try:
                 await _settled(task)
             finally:
                 self._streams.discard(stream)
-            if stream.ended and (task.cancelled() or task.exception() is None):
-                why = _OLD if login.mechanism == OF_BEARER else _CHANGED
-                await refuse(context, grpc.StatusCode.UNAUTHENTICATED, TokenExpired(why))
+            if stream.ended is not None and (task.cancelled() or task.exception() is None):
+                await refuse(context, grpc.StatusCode.UNAUTHENTICATED, stream.ended)
             return task.result()
 
         return identified

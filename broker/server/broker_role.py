@@ -384,7 +384,12 @@ class BrokerRole:
         self._facts.logs = self._logs
 
         secure = partial(
-            ClientSecurity, self._config, lambda: self._metadata.image, self._clock, self._observed.counters
+            ClientSecurity,
+            self._config,
+            lambda: self._metadata.image,
+            self._clock,
+            self._observed.counters,
+            None if self._tls is None else self._tls.revoked,
         )
         security = self._security = await asyncio.get_running_loop().run_in_executor(self._disk, secure)
         security_service = SecurityService(

@@ -134,7 +134,7 @@ class _InterNodeServer:
         credentials = None
         if tls is not None and (tls.channels is not None or both):
             credentials = tls.inter_node_credentials()
-            interceptors = (NodesOnly(), *interceptors)
+            interceptors = (NodesOnly(tls.revoked), *interceptors)
         self.server = aio.server(interceptors=list(interceptors), options=INTER_NODE_OPTIONS)
         try:
             self._listener = Listener(self.server, endpoint.host, endpoint.port, credentials, both=both)

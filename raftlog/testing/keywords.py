@@ -194,6 +194,9 @@ class ServerKeywords(TypedDict, total=False):
     ssl_truststore_location: str
     """PEM file with the certificates of the CAs that clients' and nodes' certificates are checked against. Needed for
     ssl between nodes and for ssl.client.auth=required. Read again when it changes."""
+    ssl_crl_location: str
+    """PEM file with revocation lists (CRLs) of the CAs in ssl.truststore.location: clients and nodes with a certificate
+    that one of them revokes are refused. Read again when it changes."""
     ssl_client_auth: Literal["auto", "none", "required", "AUTO", "NONE", "REQUIRED"]
     """Whether a client must present a certificate of a CA in ssl.truststore.location. auto: required with ssl, none
     with sasl_ssl. With ssl and none every client is User:ANONYMOUS, and without an authorizer anyone who reaches the

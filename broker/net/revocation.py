@@ -1,0 +1,168 @@
+"""Certificates that their CAs have revoked (RFC 5280, section 5): the lists in `ssl.crl.location`.
+
+gRPC's Python server checks no revocation lists. It shows the certificate of a call, so the listeners check each call,
+and each new connection of Kafka clients, themselves.
+
+A list counts if a CA in `ssl.truststore.location` has signed it. One whose next update is overdue still counts: what it
+has revoked stays so. Delta lists and lists of other issuers' certificates (indirect ones) are refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Final
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+
+from raftlog.errors import InvalidConfig
+
+logger = logging.getLogger(__name__)
+
+LOCATION: Final = "ssl.crl.location"
+LOOK_EVERY_S: Final = 1.0
+MAX_KNOWN: Final = 10_000
+"""Certificates whose issuer and number are cached."""
+_LIST: Final = re.compile(rb"-----BEGIN X509 CRL-----.*?-----END X509 CRL-----", re.DOTALL)
+_PEM: Final = b"-----BEGIN"
+
+_Number = tuple[bytes, int]
+"""The issuer's name and the serial number of a certificate."""
+_Stamp = tuple[tuple[int, int, int], ...]
+
+
+class RevocationLists:
+    """The revoked certificates of a file. `refresh` is for any thread, everything else for the event loop."""
+
+    def __init__(
+        self,
+        location: str,
+        truststore_location: str,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        """Read the lists.
+
+        Raises:
+            InvalidConfig: the file cannot be read, or a list in it is not valid.
+        """
+        self._location = location
+        self._truststore_location = truststore_location
+        self._now = now
+        self._known: dict[bytes, _Number | None] = {}
+        self._looked_s = time.monotonic()
+        self._stamp: _Stamp = self._stamp_now()
+        self._revoked = self._read()
+
+    def is_revoked(self, certificate: bytes) -> bool:
+        """Whether a certificate, PEM or DER, is revoked; b"" is none, and one that cannot be read counts as revoked."""
+        if not certificate or not self._revoked:
+            return False
+        try:
+            number = self._known[certificate]
+        except KeyError:
+            if len(self._known) >= MAX_KNOWN:
+                self._known.clear()
+            number = self._known[certificate] = _number_of(certificate)
+        return number is None or number in self._revoked
+
+    async def fresh(self) -> None:
+        """Read the file again if it has changed; look at most once a second."""
+        now_s = time.monotonic()
+        if now_s - self._looked_s >= LOOK_EVERY_S:
+            self._looked_s = now_s
+            await asyncio.to_thread(self.refresh)
+
+    def refresh(self) -> None:
+        """Read the file again if it has changed; one that is not valid keeps the previous lists."""
+        stamp = self._stamp_now()
+        if stamp == self._stamp:
+            return
+        self._stamp = stamp
+        try:
+            self._revoked = self._read()
+        except InvalidConfig as error:
+            logger.error("the revocation lists have changed, but the previous ones stay in use: %s", error)
+
+    def _read(self) -> frozenset[_Number]:
+        named = f"{LOCATION}={self._location!r}"
+        content = _content(named, self._location)
+        trusted = _content(f"ssl.truststore.location={self._truststore_location!r}", self._truststore_location)
+        found = _LIST.findall(content)
+        if not found:
+            raise InvalidConfig(f"{named} has no revocation list in PEM form (-----BEGIN X509 CRL-----)")
+        try:
+            authorities = x509.load_pem_x509_certificates(trusted)
+            lists = [x509.load_pem_x509_crl(each) for each in found]
+        except ValueError as error:
+            raise InvalidConfig(f"{named}: a list, or a certificate of the CAs, is damaged ({error})") from None
+        revoked: set[_Number] = set()
+        for each in lists:
+            self._check(named, each, authorities)
+            issuer = each.issuer.public_bytes(serialization.Encoding.DER)
+            revoked.update((issuer, entry.serial_number) for entry in each)
+        logger.info("revocation lists", extra={"file": self._location, "lists": len(lists), "revoked": len(revoked)})
+        return frozenset(revoked)
+
+    def _check(self, named: str, found: x509.CertificateRevocationList, authorities: list[x509.Certificate]) -> None:
+        issuer = found.issuer.rfc4514_string()
+        if not any(each.subject == found.issuer and _has_signed(each, found) for each in authorities):
+            raise InvalidConfig(
+                f"{named}: no CA in ssl.truststore.location={self._truststore_location!r} has signed the list of "
+                f"{issuer}"
+            )
+        unknown = [each.oid.dotted_string for each in found.extensions if each.critical]
+        if unknown:  # a delta list, an indirect one, or one of some reasons only
+            raise InvalidConfig(
+                f"{named}: the list of {issuer} has a critical extension ({', '.join(unknown)}); use full lists of "
+                "each CA's own certificates"
+            )
+        until = found.next_update_utc
+        if until is not None and until < self._now():
+            logger.warning(
+                "a revocation list is overdue, and still counts; get a new one from its CA",
+                extra={"file": self._location, "issuer": issuer, "next_update": until.isoformat()},
+            )
+
+    def _stamp_now(self) -> _Stamp:
+        stamps = []
+        for path in (self._location, self._truststore_location):
+            try:
+                found = os.stat(path)
+            except OSError:
+                stamps.append((0, 0, 0))
+            else:
+                stamps.append((found.st_mtime_ns, found.st_ino, found.st_size))
+        return tuple(stamps)
+
+
+def _content(named: str, path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError as error:
+        raise InvalidConfig(f"{named} cannot be read: {error.strerror}") from None
+
+
+def _has_signed(authority: x509.Certificate, found: x509.CertificateRevocationList) -> bool:
+    try:
+        return found.is_signature_valid(authority.public_key())  # type: ignore[arg-type] # other keys raise TypeError
+    except (InvalidSignature, UnsupportedAlgorithm, TypeError, ValueError):
+        return False
+
+
+def _number_of(certificate: bytes) -> _Number | None:
+    try:
+        if certificate.startswith(_PEM):
+            found = x509.load_pem_x509_certificate(certificate)
+        else:
+            found = x509.load_der_x509_certificate(certificate)
+        return found.issuer.public_bytes(serialization.Encoding.DER), found.serial_number
+    except ValueError:
+        return None

@@ -1,0 +1,253 @@
+"""Revoked certificates: which lists count, and that their holders are refused at every listener."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import logging
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from cryptography import x509
+from grpc import aio
+
+from broker.clock import SystemClock
+from broker.config.config import BrokerConfig
+from broker.kafka.sasl import NotAdmitted, door_of
+from broker.net.interceptors import NodesOnly
+from broker.net.revocation import RevocationLists
+from broker.observability.counters import Counters
+from broker.security.client_listener import ClientSecurity
+from broker.security.identify import AUTHENTICATE, Identify, Tokens
+from raftlog._client.connections import from_grpc
+from raftlog.errors import AuthenticationFailed, InvalidConfig
+from raftlog.testing.certificates import CertificateAuthority
+from tests.support.revocation import revoke
+from tests.support.scram_parts import Book, Hands
+
+WAIT_S = 60.0
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> CertificateAuthority:
+    made = CertificateAuthority(tmp_path / "ca")
+    for name in ("server", "alice", "mallory"):
+        made.issue(name)
+    return made
+
+
+def pem(authority: CertificateAuthority, name: str) -> Path:
+    return authority.directory / f"{name}.pem"
+
+
+def lists(authority: CertificateAuthority, file: Path) -> RevocationLists:
+    return RevocationLists(str(file), str(authority.ca_file))
+
+
+def test_the_certificates_of_the_lists_are_revoked_and_others_are_not(
+    authority: CertificateAuthority, tmp_path: Path
+) -> None:
+    mallory, alice = pem(authority, "mallory").read_bytes(), pem(authority, "alice").read_bytes()
+    file = revoke(authority, tmp_path / "crl.pem", pem(authority, "mallory"))
+    found = lists(authority, file)
+    for _ in range(2):  # the second time from what is remembered
+        assert found.is_revoked(mallory)
+        assert found.is_revoked(ssl.PEM_cert_to_DER_cert(mallory[: mallory.index(b"-----END CERT") + 25].decode()))
+        assert not found.is_revoked(alice)
+        assert not found.is_revoked(b"")
+        assert found.is_revoked(b"damaged")
+    revoke(authority, file, pem(authority, "alice"))
+    found.refresh()
+    assert (found.is_revoked(mallory), found.is_revoked(alice)) == (False, True)
+
+
+def test_a_certificate_of_another_ca_with_the_same_number_is_not_revoked(
+    authority: CertificateAuthority, tmp_path: Path
+) -> None:
+    other = CertificateAuthority(tmp_path / "other", "another CA")
+    both = tmp_path / "both.pem"
+    both.write_bytes(authority.ca_file.read_bytes() + other.ca_file.read_bytes())
+    file = revoke(other, tmp_path / "crl.pem", pem(authority, "mallory"))
+    assert not RevocationLists(str(file), str(both)).is_revoked(pem(authority, "mallory").read_bytes())
+
+
+def test_a_list_that_no_trusted_ca_has_signed_is_refused(authority: CertificateAuthority, tmp_path: Path) -> None:
+    same_name = CertificateAuthority(tmp_path / "other")
+    file = revoke(same_name, tmp_path / "crl.pem", pem(authority, "alice"))
+    with pytest.raises(InvalidConfig, match=r"no CA in ssl\.truststore\.location"):
+        lists(authority, file)
+
+
+def test_a_list_of_some_certificates_only_is_refused(authority: CertificateAuthority, tmp_path: Path) -> None:
+    file = revoke(authority, tmp_path / "crl.pem", extension=x509.DeltaCRLIndicator(1))
+    with pytest.raises(InvalidConfig, match="critical extension"):
+        lists(authority, file)
+
+
+@pytest.mark.parametrize("content", [b"", b"-----BEGIN X509 CRL-----\nAAAA\n-----END X509 CRL-----\n"])
+def test_a_file_without_a_valid_list_ends_the_start_and_later_keeps_the_previous_lists(
+    content: bytes, authority: CertificateAuthority, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "crl.pem"
+    file.write_bytes(content)
+    with pytest.raises(InvalidConfig, match=r"ssl\.crl\.location"):
+        lists(authority, file)
+    found = lists(authority, revoke(authority, file, pem(authority, "mallory")))
+    file.unlink()
+    file.write_bytes(content)
+    found.refresh()
+    assert found.is_revoked(pem(authority, "mallory").read_bytes())
+    assert "the previous ones stay in use" in caplog.text
+
+
+def test_an_overdue_list_still_counts(
+    authority: CertificateAuthority, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = revoke(authority, tmp_path / "crl.pem", pem(authority, "mallory"), lasts=datetime.timedelta(hours=1))
+    with caplog.at_level(logging.WARNING):
+        assert lists(authority, file).is_revoked(pem(authority, "mallory").read_bytes())
+    assert "overdue" in caplog.text
+
+
+# At the listeners
+
+
+@asynccontextmanager
+async def serving(authority: CertificateAuthority, interceptor: aio.ServerInterceptor) -> AsyncIterator[int]:
+    async def echo(request: bytes, context: Any) -> bytes:
+        return request
+
+    async def stream(requests: Any, context: Any) -> None:
+        async for request in requests:
+            await context.write(request)
+
+    running = aio.server(interceptors=[interceptor])
+    methods: dict[str, Any] = {
+        "Call": grpc.unary_unary_rpc_method_handler(echo),
+        "Stream": grpc.stream_stream_rpc_method_handler(stream),
+    }
+    logins: dict[str, Any] = {"Authenticate": grpc.unary_unary_rpc_method_handler(echo)}
+    running.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("t.T", methods),))
+    service = AUTHENTICATE.split("/")[1]
+    running.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, logins),))
+    own = pem(authority, "server").read_bytes()
+    ca = authority.ca_file.read_bytes()
+    credentials = grpc.ssl_server_credentials([(own, own)], ca, require_client_auth=True)
+    port = running.add_secure_port("127.0.0.1:0", credentials)
+    await running.start()
+    try:
+        yield port
+    finally:
+        await running.stop(0)
+
+
+def channel(authority: CertificateAuthority, port: int, name: str) -> aio.Channel:
+    own = pem(authority, name).read_bytes()
+    credentials = grpc.ssl_channel_credentials(authority.ca_file.read_bytes(), own, own)
+    return aio.secure_channel(f"127.0.0.1:{port}", credentials)
+
+
+async def refusal(call: Any) -> AuthenticationFailed:
+    with pytest.raises(aio.AioRpcError) as caught:
+        await asyncio.wait_for(call, WAIT_S)
+    assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    told = from_grpc(caught.value, "broker")
+    assert isinstance(told, AuthenticationFailed)
+    assert "revoked" in str(told)
+    return told
+
+
+async def test_a_client_with_a_revoked_certificate_is_refused_and_its_open_streams_end(
+    authority: CertificateAuthority, tmp_path: Path
+) -> None:
+    file = revoke(authority, tmp_path / "crl.pem")
+    revoked = lists(authority, file)
+    book, counters = Book(), Counters()
+    identify = Identify(Tokens(), book.users, Hands(), counters, required=False, certificates=True, revoked=revoked)
+    async with (
+        serving(authority, identify) as port,
+        channel(authority, port, "alice") as honest,
+        channel(authority, port, "mallory") as theirs,
+    ):
+        streams = []
+        for each in (honest, theirs):
+            method: Any = each.stream_stream("/t.T/Stream")
+            streams.append(method())
+            await streams[-1].write(b"x")
+            assert await asyncio.wait_for(streams[-1].read(), WAIT_S) == b"x"
+        assert identify.check() == identify.count_streams() == 0
+        revoke(authority, file, pem(authority, "mallory"))
+        revoked.refresh()
+        assert identify.check() == 1
+        await refusal(streams[1].read())
+        for name in ("/t.T/Call", AUTHENTICATE):
+            unary: Any = theirs.unary_unary(name)
+            await refusal(unary(b"x", timeout=WAIT_S))
+            unary = honest.unary_unary(name)
+            assert await unary(b"x", timeout=WAIT_S) == b"x"
+        await streams[0].write(b"y")
+        assert await asyncio.wait_for(streams[0].read(), WAIT_S) == b"y"
+        streams[0].cancel()
+
+
+async def test_a_node_with_a_revoked_certificate_is_refused(authority: CertificateAuthority, tmp_path: Path) -> None:
+    for node_id in (1, 2):
+        authority.issue(f"node-{node_id}", node_ids=[node_id])
+    file = revoke(authority, tmp_path / "crl.pem", pem(authority, "node-2"))
+    async with (
+        serving(authority, NodesOnly(lists(authority, file))) as port,
+        channel(authority, port, "node-1") as ours,
+        channel(authority, port, "node-2") as theirs,
+    ):
+        unary: Any = ours.unary_unary("/t.T/Call")
+        assert await unary(b"x", timeout=WAIT_S) == b"x"
+        unary = theirs.unary_unary("/t.T/Call")
+        await refusal(unary(b"x", timeout=WAIT_S))
+
+
+class _Tls:
+    """The part of `ssl.SSLObject` that a door looks at."""
+
+    def __init__(self, file: Path) -> None:
+        text = file.read_text()
+        self._der = ssl.PEM_cert_to_DER_cert(text[: text.index("-----END CERT") + 25])
+
+    def getpeercert(self, binary_form: bool = False) -> Any:
+        return self._der if binary_form else {"subject": ((("commonName", "someone"),),)}
+
+
+def test_a_kafka_client_with_a_revoked_certificate_is_not_admitted_or_disconnected(
+    authority: CertificateAuthority, tmp_path: Path
+) -> None:
+    file = revoke(authority, tmp_path / "crl.pem")
+    revoked = lists(authority, file)
+    keys = {"node.id": 1, "log.dirs": "/data", "listeners": "127.0.0.1:1,kafka://127.0.0.1:2"}
+    config, book = BrokerConfig.from_values(keys), Book()
+    security = ClientSecurity(config, lambda: book.image, Hands(), Counters(), revoked)
+    door = door_of(config, security, None, SystemClock(), Counters())
+    tls: Any = _Tls(pem(authority, "mallory"))
+    session = door.session("10.0.0.1", tls)
+    ended = []
+
+    class Connection:
+        login = None
+        certificate = session.certificate
+
+        def end(self) -> None:
+            ended.append(self)
+
+    security.connections.add(Connection())
+    security._end_streams()
+    assert (ended, security.count_authenticated()) == ([], 0)
+    revoke(authority, file, pem(authority, "mallory"))
+    revoked.refresh()
+    security._end_streams()
+    assert len(ended) == 1
+    with pytest.raises(NotAdmitted, match="revoked"):
+        door.session("10.0.0.1", tls)
+    assert door.session("10.0.0.1", _Tls(pem(authority, "alice"))).is_admitted  # type: ignore[arg-type] # as above
