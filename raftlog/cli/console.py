@@ -93,6 +93,7 @@ def console(
         bootstrap=bootstrap,
         client=client,
         with_login=with_login,
+        acts_as="" if with_login else _user_of(options),
         read_only=read_only,
         session_timeout_s=session_timeout,
         hosts=() if host in ("0.0.0.0", "::") and not allowed_host else names,
@@ -106,3 +107,12 @@ def console(
     server.run()
     if not server.started:
         raise typer.Exit(1)
+
+
+def _user_of(options: AdminOptions) -> str:
+    """Return the user that the config names, in words; empty: none."""
+    if options.sasl_username:
+        return options.sasl_username
+    if options.pem is not None and options.pem.certificate:
+        return f"certificate {Path(options.pem.certificate).name}"
+    return ""

@@ -100,12 +100,14 @@ class Settings:
     """How a console is run.
 
     `client`: config of clients, as --client-config has it. `with_login`: people log in with users of the cluster.
+    `acts_as`: the user of `client`, in words, as which the console acts for everybody; empty: none.
     `hosts`: the names under which browsers may address it, none: any. `tls`: whether it serves https.
     """
 
     bootstrap: str
     client: Mapping[str, object] = field(default_factory=dict)
     with_login: bool = False
+    acts_as: str = ""
     read_only: bool = False
     session_timeout_s: float = 1800.0
     hosts: tuple[str, ...] = LOOPBACK
@@ -216,7 +218,7 @@ class Console:
                 "old_s": min((look.view.age_s(each) for each in old), default=0.0),
                 "read_only": look.read_only,
                 "bootstrap": self.settings.bootstrap,
-                "with_login": self.settings.with_login,
+                "acts_as": self.settings.acts_as,
                 "version": __version__,
                 "hurry": hurry,
                 "note": look.session.take_note() if layout == "base.html" else None,
@@ -452,7 +454,7 @@ async def _act(console: Console, request: Request) -> Response:
         return PlainTextResponse(f"there is no action {name}", 404)
     if console.settings.read_only:
         return PlainTextResponse("this console is read-only", 403)
-    user = session.user or "the console's own user"
+    user = session.user or console.settings.acts_as or "the console's own user"
 
     def change() -> tuple[bool, str]:
         return perform(name, console.view_of(session), fields, user, _address(request))

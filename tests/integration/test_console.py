@@ -12,6 +12,8 @@ import os
 import re
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -729,6 +731,37 @@ def test_a_search_finds_what_it_is_asked_for(url: str) -> None:
     assert "code hex" in client.get(f"/topics/{LONG}/messages").text
     assert "No record matches." in client.get("/topics/flights/messages?header=trace=none").text
     assert "JSON path; write for example" in client.get("/topics/flights/messages?path=%5B").text
+
+
+def test_a_console_with_a_certificate_acts_as_its_user(tmp_path: Path) -> None:
+    config: dict[str, Any] = {**PATIENT, "authorizer": "acl", "super.users": "User:client"}
+    with Cluster(1, tls=True, config=config) as cluster:
+        with admin_of(cluster) as admin:
+            for topic in ("theirs", "adas"):
+                admin.create_topic(topic)
+            admin.create_acls([AclBinding("User:ada", AclOperation.ALL, ResourceType.TOPIC, "adas")])
+        file = tmp_path / "ada.toml"
+        lines = (f'"{key}" = "{value}"\n' for key, value in cluster.authority.client_config("ada").items())
+        file.write_text("".join(lines))
+        command = [sys.executable, "-P", "-m", "raftlog", "console", "--client-config", str(file)]
+        command += ["--bootstrap", cluster.bootstrap, "--port", "0"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            try:
+                assert process.stdout is not None
+                client = Client(process.stdout.readline().split()[4].rstrip("/;"))
+                listed = client.get("/topics").text
+                assert ("/topics/adas" in listed, "/topics/theirs" in listed) == (True, False)
+                assert "certificate ada.pem" in listed
+                client.get("/topics/adas")  # which has a form
+                for topic, said in (("theirs", "may not DELETE"), ("adas", "Topic adas was deleted.")):
+                    client.post("/do/delete-topic", topic=topic, typed=topic, back="/topics")
+                    assert said in client.get("/topics").text
+            finally:
+                process.terminate()
+                _, said = process.communicate(timeout=WAIT_S)
+        assert "delete-topic of adas by certificate ada.pem from 127.0.0.1" in said
+        with admin_of(cluster) as admin:
+            assert admin.list_topics() == ["theirs"]
 
 
 def test_up_serves_the_console_and_ends_it() -> None:
