@@ -2,7 +2,7 @@
 
 Users: boss is a super user; ACLs let ops do everything to topics, groups and the cluster; ada may read one topic.
 
-Pictures of all pages in both themes go to artifacts/console.
+Pictures of all pages, in the theme that the run's seed picks (with --long: in both), go to artifacts/console.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from raftlog.console.app import COOKIE, Settings
 from raftlog.console.view import EVERY_S, View
 from raftlog.testing import Cluster
 from tests.support.console import Client, Silent, serve
+from tests.support.fresh import one_of
 from tests.support.hanging import before_verification, send_without_adding
 from tests.support.patience import until
 from tests.support.raftlog_up import raftlog_up
@@ -83,6 +84,7 @@ PAGES = {
     "create-topic": "/create-topic",
     "not-found": "/topics/no-such-topic",
 }
+THEMES = ("light", "dark")
 GROUP = "billing/europe"
 SLOW = TopicPartition("slow", 0)
 USERS = {"boss": "open, sesame", "ops": "all hands", "ada": "difference-engine"}
@@ -345,8 +347,8 @@ def test_the_first_times_below_a_plot_differ(browser: Any) -> None:
 
 
 @needs_browser
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_every_page_is_accessible_in_both_themes(browser: Any, url: str, theme: str) -> None:
+@pytest.mark.parametrize("theme", one_of(THEMES))
+def test_every_page_is_accessible(browser: Any, url: str, theme: str) -> None:
     from axe_playwright_python.sync_playwright import Axe
 
     PICTURES.mkdir(parents=True, exist_ok=True)
@@ -370,13 +372,12 @@ def test_every_page_is_accessible_in_both_themes(browser: Any, url: str, theme: 
         page.screenshot(
             path=Path(FOR_DOCS) / f"{name}-{theme}.png", clip={"x": 0, "y": 0, "width": 1280, "height": 720}
         )
-    if theme == "light":
-        page.set_viewport_size({"width": 400, "height": 800})
-        for name, path in PAGES.items():
-            whole(page, url + path)
-            page.screenshot(path=PICTURES / f"{name}-narrow.png")
-            wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
-            assert wide <= 0, f"{name} is wider than a narrow window"
+    page.set_viewport_size({"width": 400, "height": 800})
+    for name, path in PAGES.items():
+        whole(page, url + path)
+        page.screenshot(path=PICTURES / f"{name}-narrow.png")
+        wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+        assert wide <= 0, f"{name} is wider than a narrow window"
     context.close()
     assert problems == []
 
@@ -785,7 +786,7 @@ def test_up_serves_the_console_and_ends_it() -> None:
 
 
 @needs_browser
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("theme", one_of(THEMES))
 def test_what_a_user_may_not_do_is_shown_accessibly(browser: Any, url: str, theme: str) -> None:
     from axe_playwright_python.sync_playwright import Axe
 

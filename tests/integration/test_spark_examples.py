@@ -20,13 +20,14 @@ from raftlog_demo import flights as flight_data
 
 import raftlog
 from raftlog.testing import Cluster
+from tests.support.spark_session import JVM_OPTIONS
 
 pytestmark = pytest.mark.spark("own")
 _ROOT = Path(__file__).resolve().parents[2]
 _EXAMPLES = _ROOT / "spark" / "examples"
 _FLIGHTS = 8_000
 _WAIT_S = 600
-_SPARK_CONF = """\
+_SPARK_CONF = f"""\
 spark.master local[2,3]
 spark.ui.enabled false
 spark.ui.showConsoleProgress false
@@ -36,7 +37,7 @@ spark.sql.session.timeZone UTC
 spark.sql.shuffle.partitions 2
 spark.python.unix.domain.socket.enabled true
 spark.sql.parquet.compression.codec snappy
-spark.driver.extraJavaOptions -XX:TieredStopAtLevel=1 -XX:+UseSerialGC
+spark.driver.extraJavaOptions {JVM_OPTIONS}
 """
 
 
@@ -53,9 +54,8 @@ class Example:
     """Runs one of the scripts."""
 
     def __init__(self, name: str, directory: Path, *arguments: str) -> None:
-        conf = directory / "conf"
-        conf.mkdir(exist_ok=True)
-        (conf / "spark-defaults.conf").write_text(_SPARK_CONF + f"spark.local.dir {directory}/local\n")
+        conf = directory / "spark.conf"
+        conf.write_text(_SPARK_CONF + f"spark.local.dir {directory}/local\n")
         self._command = [sys.executable, str(_EXAMPLES / f"{name}.py"), *arguments]
         self._directory = directory
         # As for `/some/venv/bin/python job.py`: neither a variable nor the path tells Spark of this Python.
@@ -63,7 +63,7 @@ class Example:
         self._environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("PYSPARK_")},
             "PATH": os.pathsep.join(path),
-            "SPARK_CONF_DIR": str(conf),
+            "PYSPARK_SUBMIT_ARGS": f"--properties-file {conf} pyspark-shell",
             "PYTHONPATH": os.pathsep.join((str(_ROOT), str(_ROOT / "spark"))),
         }
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
 
 import pytest
 from _pytest.mark import ParameterSet
@@ -15,3 +15,9 @@ SEED: Final = int(os.environ.get("SIMULATION_SEED") or 0)
 def seeds(also: Iterable[int]) -> list[ParameterSet]:
     """Return the seeds of a test: the run's own, and with --long the others as well."""
     return [pytest.param(SEED), *(pytest.param(each, marks=pytest.mark.long) for each in also if each != SEED)]
+
+
+def one_of(cases: Sequence[Any]) -> list[ParameterSet]:
+    """Return the cases of a test: one that the run's seed picks, and with --long the others as well."""
+    chosen = SEED % len(cases)
+    return [pytest.param(case, marks=[] if n == chosen else pytest.mark.long) for n, case in enumerate(cases)]

@@ -1,9 +1,17 @@
-"""The Spark session of tests and benchmarks: a JVM on this machine whose Python workers are this Python."""
+"""The Spark session of tests and benchmarks: a JVM on this machine whose Python workers are this Python.
+
+    python -m tests.support.spark_session
+
+archives the classes that Spark loads in a stream and in a query. A JVM that maps them starts with half of the CPU time,
+and tests that kill drivers start several. `.ci/run` does so once; without an archive, or with one of another Java or of
+other jars, everything works, and takes longer.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,8 +25,11 @@ _SETTINGS: Final = {
     "spark.sql.session.timeZone": "UTC",
     "spark.python.unix.domain.socket.enabled": "true",
 }
-SHORT_LIVED: Final = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
-"""Settings for a JVM of a few minutes: to compile everything for speed takes longer than all of its work."""
+_ARCHIVE: Final = Path(__file__).resolve().parents[2] / "build" / "spark-classes.jsa"
+_JVM: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xlog:cds*=off"
+JVM_OPTIONS: Final = f"{_JVM} -XX:SharedArchiveFile={_ARCHIVE}" if _ARCHIVE.exists() else _JVM
+"""Options for a JVM of a few minutes: to compile everything for speed takes longer than all of its work."""
+SHORT_LIVED: Final = {"spark.driver.extraJavaOptions": JVM_OPTIONS}
 
 
 def make_session(master: str, directory: Path, settings: Mapping[str, str]) -> Any:
@@ -49,3 +60,43 @@ def _python_of_workers() -> Iterator[None]:
             del os.environ["PYTHONPATH"]
         else:
             os.environ["PYTHONPATH"] = before
+
+
+def archive_classes() -> None:
+    """Start a JVM, have it load what streams and queries with raftlog load, and archive these classes at its end."""
+    from raftlog import Admin
+    from raftlog.testing import Cluster
+    from tests.support.steady import STEADY
+
+    new = _ARCHIVE.with_suffix(".new")
+    _ARCHIVE.parent.mkdir(exist_ok=True)
+    options = {"spark.driver.extraJavaOptions": f"{_JVM} -XX:ArchiveClassesAtExit={new}"}
+    with Cluster(config=STEADY) as cluster, tempfile.TemporaryDirectory() as name:
+        with Admin(cluster.bootstrap) as admin:
+            admin.create_topic("rows", 2, timeout=60)
+        directory, servers = Path(name), {"bootstrap.servers": cluster.bootstrap}
+        session = make_session("local[2,3]", directory, {"spark.sql.shuffle.partitions": "2", **options})
+        rows = session.range(100).selectExpr("CAST(id AS STRING) AS key", "to_json(struct(*)) AS value")
+        rows.write.parquet(f"{directory}/in")
+        stream = session.readStream.schema(rows.schema).parquet(f"{directory}/in").repartition(2).writeStream
+        written = stream.format("raftlog").options(topic="rows", **servers)
+        read = (
+            session.readStream.format("raftlog").options(subscribe="rows", startingOffsets="earliest", **servers).load()
+        )
+        counted = read.withWatermark("timestamp", "1 day").groupBy("partition").count().writeStream
+        for number, query in enumerate((written, counted.format("noop").outputMode("update"))):
+            checkpoint = f"{directory}/checkpoint-{number}"
+            query.option("checkpointLocation", checkpoint).trigger(availableNow=True).start().awaitTermination()
+        assert (
+            session.read.format("raftlog").options(subscribe="rows", **servers).load().groupBy("key").count().count()
+            == 100
+        )
+        jvm = session.sparkContext._gateway.proc  # PySpark leaves it to the end of this process
+        session.stop()
+        jvm.stdin.close()
+        jvm.wait()
+    new.replace(_ARCHIVE)
+
+
+if __name__ == "__main__":
+    archive_classes()
