@@ -183,10 +183,8 @@ class NotEnoughReplicas(RetriableError):
 
 
 class NotEnoughReplicasAfterAppend(RetriableError):
-    """The leader appended the records, but then had fewer in-sync replicas than `min.insync.replicas`.
-
-    A retry may write them twice, unless the producer is idempotent.
-    """
+    """The leader appended the records, but then had fewer in-sync replicas than `min.insync.replicas`; a retry may
+    write them twice, unless the producer is idempotent."""
 
     code = common_pb2.NOT_ENOUGH_REPLICAS_AFTER_APPEND
 

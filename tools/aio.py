@@ -47,7 +47,7 @@ RECEIVERS: Final = {
     "consumer": "Consumer",
     "self._consumer": "Consumer",
 }
-"""What holds a client, by how it is spelled in these modules."""
+"""Expressions in these modules that hold a client."""
 ASYNC_WITH: Final = {"self._turn", "self._creating"}
 HAND_WRITTEN: Final = {
     "Client": "raftlog.aio._loop",
@@ -59,7 +59,7 @@ HAND_WRITTEN: Final = {
     "Lock": "asyncio",
     "Event": "asyncio",
 }
-"""What has a counterpart of the same name elsewhere."""
+"""Names whose counterpart has the same name in another module."""
 WAITING_FUNCTIONS: Final = {"told", "wait_all"}
 WAITING_METHODS: Final = {"self._data.wait"}
 ALWAYS_WAITING: Final = {"__enter__", "__exit__", "__next__"}
@@ -95,7 +95,7 @@ def generate(target: Path) -> None:
 
 
 def stale() -> list[str]:
-    """Return the generated modules of the checkout that are not what the synchronous ones yield."""
+    """Return the generated modules of the checkout that differ from what the synchronous ones yield now."""
     with tempfile.TemporaryDirectory() as directory:
         generate(Path(directory))
         names = [f"{name}.py" for name in MODULES]
@@ -137,7 +137,7 @@ def _is_one_of(node: ast.AST, classes: Iterable[str]) -> bool:
 
 
 def _with_marks_applied(source: str) -> str:
-    """Replace and leave out the lines that are marked so."""
+    """Replace or leave out the marked lines."""
     lines = source.splitlines()
     first_lines = {
         node.lineno: node.end_lineno or 0 for node in ast.walk(ast.parse(source)) if isinstance(node, ast.stmt)
@@ -158,7 +158,7 @@ def _with_marks_applied(source: str) -> str:
 
 
 def _waits(node: ast.AST, owner: str, waiting: dict[str, set[str]]) -> bool:
-    """Whether the node is something that the awaitable side waits for."""
+    """Whether the awaitable side waits for the node's result."""
     match node:
         case ast.Await() | ast.AsyncWith():
             return True
@@ -320,7 +320,7 @@ def _imports(name: str, others: list[ast.stmt]) -> str:
 
 
 def main() -> None:
-    """Generate anew and say what has changed."""
+    """Generate the modules, and print which have changed."""
     before = stale()
     generate(ROOT / TARGET)
     print(f"raftlog/aio: {', '.join(before)} written" if before else "raftlog/aio is up to date")

@@ -1,12 +1,12 @@
-"""What a change of `proto/` breaks for clients that were built with the released contract.
+"""Finds changes of `proto/` that break clients which were built with the released contract.
 
 The released contract is `proto/released.binpb`, a FileDescriptorSet, which `buf breaking --against` reads as well.
 `./dev proto --release` writes it anew, once for each release. Until a release has an element, it may still change.
 
-Breaking is what the wire or generated code notices: an element that is gone (a field or an enum value may go if its
-number and its name are reserved), another number, name, type, cardinality, presence or oneof of a field, another
-request or response of a method, another streaming, another package or option of a file that names generated code.
-Additions break nothing. `buf lint` runs with proto/buf.yaml where a `buf` is on the path.
+A change breaks the contract if the wire or generated code notices it: an element that is gone (a field or an enum value
+may go if its number and its name are reserved), another number, name, type, cardinality, presence or oneof of a field,
+another request or response of a method, another streaming, another package or option of a file that names generated
+code. Additions break nothing. `buf lint` runs with proto/buf.yaml where a `buf` is on the path.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ def describe() -> FileDescriptorSet:
 
 
 def broken() -> list[str]:
-    """Return what the checkout breaks of the released contract."""
+    """Return the changes of the checkout that break the released contract."""
     return breaking(FileDescriptorSet.FromString(RELEASED.read_bytes()), describe())
 
 
 def breaking(old: FileDescriptorSet, new: FileDescriptorSet) -> list[str]:
-    """Return what a client that was built with `old` loses with `new`."""
+    """Return the changes from `old` to `new` that break a client which was built with `old`."""
     return list(_files(_ours(old), _ours(new)))
 
 

@@ -3,10 +3,10 @@
 The tag of an image is a digest of its content, and an image is built only if that tag does not exist; the newest one is
 also `raftlog:dev`. The base is the one of the Dockerfile, if the engine has it or a registry serves it.
 
-Otherwise a base is made of Debian's packages, for machines that reach a Debian mirror but no registry: packages are
-downloaded with `apt-get download` and unpacked but not configured, as an interpreter, a shell and their libraries need
-only the few files that are written here. That takes seconds, where `debootstrap` takes a minute or two, and needs no
-root. As such a build reaches no package index either, the wheels of the lock files are downloaded first (build/wheels).
+Otherwise a base is made of Debian's packages, for machines that reach a Debian mirror but no registry. The packages are
+downloaded with `apt-get download` and unpacked but not configured, because an interpreter, a shell and their libraries
+need only the few files that are written here. That takes seconds and needs no root; `debootstrap` takes a minute or
+two. Such a build reaches no package index either, so the wheels of the lock files are downloaded first (build/wheels).
 """
 
 from __future__ import annotations

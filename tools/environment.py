@@ -38,7 +38,7 @@ _STAMPS = VENV / "raftlog-setup.json"
 _LOG = VENV / "raftlog-setup.log"
 _STEPS = ("venv", "packages", "java", "project")
 _BUILD_BACKENDS = ("setuptools",)
-"""Installed before the rest, as some packages exist only as source; their builders are locked too."""
+"""Installed before the rest, because some packages exist only as source; their build tools are locked too."""
 
 
 def _digest(*parts: str | bytes | Path) -> str:

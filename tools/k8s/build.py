@@ -25,10 +25,10 @@ COMPONENTS: Final = ("kube-apiserver", "kube-controller-manager", "kube-proxy", 
 POLICIES: Final = GoProgram(
     "kube-network-policies", "sigs.k8s.io/kube-network-policies/cmd", "v0.8.0", "KUBE_NETWORK_POLICIES"
 )
-"""Built when policies are to be enforced, by itself: its client of Kubernetes is an older one."""
+"""Built separately, and only if policies are to be enforced: its client of Kubernetes is an older one."""
 OLDEST_GO: Final = (1, 25)
 _GOGC: Final = os.environ.get("GOGC", "400")
-"""How rarely the compiler collects its garbage: with Go's default the build takes longer, and less memory."""
+"""The compiler's garbage collection target (GOGC): with Go's default the build takes longer, but less memory."""
 _PLUGINS: Final = "github.com/containernetworking/plugins/plugins"
 _PACKAGES: Final = {
     "kube": "./kube",
