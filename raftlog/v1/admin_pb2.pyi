@@ -251,7 +251,7 @@ class DescribeClusterRequest(_message.Message):
     MIN_METADATA_OFFSET_FIELD_NUMBER: _builtins.int
     INCLUDE_AUTHORIZED_OPERATIONS_FIELD_NUMBER: _builtins.int
     linearizable: _builtins.bool
-    """pass a commit barrier first, so that the answer has every change acknowledged before"""
+    """pass a commit barrier first, so that the answer includes every change acknowledged before"""
     min_metadata_offset: _builtins.int
     include_authorized_operations: _builtins.bool
     """KIP-430"""
@@ -385,7 +385,7 @@ class BrokerDescription(_message.Message):
     """leads no partition that another member of the ISR can lead"""
     drained_until_restart: _builtins.bool
     storage_full: _builtins.bool
-    """a log directory refuses writes for want of space; leads as a drained broker does"""
+    """a log directory is full and refuses writes; leads only what a drained broker would"""
     def __init__(
         self,
         *,
@@ -757,7 +757,7 @@ class DeleteTopicRequest(_message.Message):
     TOPIC_ID_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     topic_id: _builtins.bytes
-    """if set: only the topic of this id, and not one that was made again under the name"""
+    """if set: only the topic with this id, not one that was created again under the name"""
     def __init__(
         self,
         *,
@@ -1220,7 +1220,7 @@ class DescribeClientQuotasRequest(_message.Message):
     STRICT_FIELD_NUMBER: _builtins.int
     MIN_METADATA_OFFSET_FIELD_NUMBER: _builtins.int
     strict: _builtins.bool
-    """and without those that the filter does not name"""
+    """only entities that have no other names than those of the filter"""
     min_metadata_offset: _builtins.int
     @_builtins.property
     def filter(self) -> _records_pb2.QuotaEntity:

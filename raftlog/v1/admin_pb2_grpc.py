@@ -226,7 +226,7 @@ class AdminServicer:
         raise NotImplementedError('Method not implemented!')
 
     def AlterClientQuotas(self, request, context):
-        """All or none.
+        """All of them or none.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

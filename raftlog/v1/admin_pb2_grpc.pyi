@@ -53,7 +53,7 @@ class AdminStub:
     DescribeClientQuotas: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DescribeClientQuotasRequest, _admin_pb2.DescribeClientQuotasResponse]
     """KIP-546."""
     AlterClientQuotas: _grpc.UnaryUnaryMultiCallable[_admin_pb2.AlterClientQuotasRequest, _admin_pb2.AlterClientQuotasResponse]
-    """All or none."""
+    """All of them or none."""
 
 @_typing.type_check_only
 class AdminAsyncStub(AdminStub):
@@ -80,7 +80,7 @@ class AdminAsyncStub(AdminStub):
     DescribeClientQuotas: _aio.UnaryUnaryMultiCallable[_admin_pb2.DescribeClientQuotasRequest, _admin_pb2.DescribeClientQuotasResponse]  # type: ignore[assignment]
     """KIP-546."""
     AlterClientQuotas: _aio.UnaryUnaryMultiCallable[_admin_pb2.AlterClientQuotasRequest, _admin_pb2.AlterClientQuotasResponse]  # type: ignore[assignment]
-    """All or none."""
+    """All of them or none."""
 
 class AdminServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -206,6 +206,6 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.AlterClientQuotasRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.AlterClientQuotasResponse, _abc.Awaitable[_admin_pb2.AlterClientQuotasResponse]]:
-        """All or none."""
+        """All of them or none."""
 
 def add_AdminServicer_to_server(servicer: AdminServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

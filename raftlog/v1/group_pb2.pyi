@@ -946,7 +946,7 @@ class ListedGroup(_message.Message):
     members: _builtins.int
     type: Global___GroupType.ValueType
     protocol_type: _builtins.str
-    """`consumer`, of a classic group what its members say; empty: offsets only"""
+    """`consumer`, or the protocol type of a classic group's members; empty: offsets only"""
     def __init__(
         self,
         *,
@@ -1053,7 +1053,7 @@ class GroupDescription(_message.Message):
 
     @_builtins.property
     def committed(self) -> Global___GroupOffsets:
-        """with include_committed; absent where it does not fit into 100 000 of an answer: FetchOffsets"""
+        """with include_committed; absent beyond 100 000 offsets in an answer: call FetchOffsets"""
 
     def __init__(
         self,
@@ -1135,9 +1135,9 @@ class GroupMember(_message.Message):
     """time since then"""
     connected: _builtins.bool
     classic_metadata: _builtins.bytes
-    """of a stable classic group: what the member said with the chosen protocol"""
+    """in a stable classic group: the member's metadata for the chosen protocol"""
     classic_assignment: _builtins.bytes
-    """and what the leader answered"""
+    """and the assignment that the leader made for it"""
     speaks_classic: _builtins.bool
     """Kafka's classic protocol, in whichever type of group"""
     @_builtins.property

@@ -85,7 +85,7 @@ class GroupServicer:
     """Missing associated documentation comment in .proto file."""
 
     def FindCoordinator(self, request, context):
-        """Which broker coordinates a group: the leader of hash(group) % offsets.topic.num.partitions of __consumer_offsets.
+        """Returns the group's coordinator: the leader of hash(group) % offsets.topic.num.partitions of __consumer_offsets.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

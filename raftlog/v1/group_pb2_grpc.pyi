@@ -35,7 +35,7 @@ class GroupStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> GroupAsyncStub: ...
     FindCoordinator: _grpc.UnaryUnaryMultiCallable[_group_pb2.FindCoordinatorRequest, _group_pb2.FindCoordinatorResponse]
-    """Which broker coordinates a group: the leader of hash(group) % offsets.topic.num.partitions of __consumer_offsets."""
+    """Returns the group's coordinator: the leader of hash(group) % offsets.topic.num.partitions of __consumer_offsets."""
     Session: _grpc.StreamStreamMultiCallable[_group_pb2.GroupRequest, _group_pb2.GroupResponse]
     """One member of one group for as long as the stream lasts. The first request is `join`. A broken stream is not a
     leave: the member may reconnect with its member id and epoch, within the session timeout.
@@ -54,7 +54,7 @@ class GroupStub:
 class GroupAsyncStub(GroupStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     FindCoordinator: _aio.UnaryUnaryMultiCallable[_group_pb2.FindCoordinatorRequest, _group_pb2.FindCoordinatorResponse]  # type: ignore[assignment]
-    """Which broker coordinates a group: the leader of hash(group) % offsets.topic.num.partitions of __consumer_offsets."""
+    """Returns the group's coordinator: the leader of hash(group) % offsets.topic.num.partitions of __consumer_offsets."""
     Session: _aio.StreamStreamMultiCallable[_group_pb2.GroupRequest, _group_pb2.GroupResponse]  # type: ignore[assignment]
     """One member of one group for as long as the stream lasts. The first request is `join`. A broken stream is not a
     leave: the member may reconnect with its member id and epoch, within the session timeout.
@@ -76,7 +76,7 @@ class GroupServicer(metaclass=_abc_1.ABCMeta):
         request: _group_pb2.FindCoordinatorRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_group_pb2.FindCoordinatorResponse, _abc.Awaitable[_group_pb2.FindCoordinatorResponse]]:
-        """Which broker coordinates a group: the leader of hash(group) % offsets.topic.num.partitions of __consumer_offsets."""
+        """Returns the group's coordinator: the leader of hash(group) % offsets.topic.num.partitions of __consumer_offsets."""
 
     @_abc_1.abstractmethod
     def Session(

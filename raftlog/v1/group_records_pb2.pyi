@@ -328,9 +328,9 @@ class ClassicMemberValue(_message.Message):
     PROTOCOLS_FIELD_NUMBER: _builtins.int
     session_timeout_ms: _builtins.int
     metadata: _builtins.bytes
-    """what the member said with the chosen protocol"""
+    """the member's metadata for the chosen protocol"""
     assignment: _builtins.bytes
-    """what the leader answered"""
+    """the assignment that the leader made for it"""
     @_builtins.property
     def protocols(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClassicProtocol]:
         """of a member of a group in which the coordinator assigns: all that it offers"""
@@ -353,7 +353,7 @@ Global___ClassicMemberValue: _TypeAlias = ClassicMemberValue  # noqa: Y015
 
 @_typing.final
 class ClassicProtocol(_message.Message):
-    """An assignor that a member of Kafka's classic protocol offers, and what it says with it."""
+    """An assignor that a member of Kafka's classic protocol offers, with the member's metadata for it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

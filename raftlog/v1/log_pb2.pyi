@@ -61,11 +61,11 @@ class ProduceRequest(_message.Message):
     timeout_ms: _builtins.int
     """0: the broker's default"""
     transactional_id: _builtins.str
-    """Whose transaction the transactional batches belong to: one of both. The caller needs WRITE of exactly this id."""
+    """The owner of the transaction of the transactional batches: one of these two. The caller needs WRITE on exactly this id."""
     sink_id: _builtins.str
     """of staged batches"""
     lane: _builtins.int
-    """Of several producers that send on this stream, the one whose request this is: each has its own chains."""
+    """The producer of this request, if several send on this stream; each has its own chains."""
     @_builtins.property
     def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___ProducePartition]: ...
     @_builtins.property
@@ -76,8 +76,8 @@ class ProduceRequest(_message.Message):
 
     @_builtins.property
     def left_lanes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Lanes whose producers have left the stream, none of them used again: the broker forgets what it knows of them. Read in
-        a message's first request only.
+        """Lanes whose producers have left the stream, and that no request uses again: the broker forgets their state. Read only in
+        the first request of a message.
         """
 
     def __init__(

@@ -68,7 +68,8 @@ class MetadataServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ApiVersions(self, request, context):
-        """What this broker speaks (KIP-35). A client asks once for each connection; any authenticated caller may.
+        """The methods, formats and features that this broker supports (KIP-35). A client asks once for each connection; any
+        authenticated caller may.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -35,7 +35,9 @@ class MetadataStub:
     Watch: _grpc.UnaryStreamMultiCallable[_metadata_pb2.WatchRequest, _metadata_pb2.WatchResponse]
     """The present image, then every change in order. Ends only with the connection."""
     ApiVersions: _grpc.UnaryUnaryMultiCallable[_metadata_pb2.ApiVersionsRequest, _metadata_pb2.ApiVersionsResponse]
-    """What this broker speaks (KIP-35). A client asks once for each connection; any authenticated caller may."""
+    """The methods, formats and features that this broker supports (KIP-35). A client asks once for each connection; any
+    authenticated caller may.
+    """
 
 @_typing.type_check_only
 class MetadataAsyncStub(MetadataStub):
@@ -44,7 +46,9 @@ class MetadataAsyncStub(MetadataStub):
     Watch: _aio.UnaryStreamMultiCallable[_metadata_pb2.WatchRequest, _metadata_pb2.WatchResponse]  # type: ignore[assignment]
     """The present image, then every change in order. Ends only with the connection."""
     ApiVersions: _aio.UnaryUnaryMultiCallable[_metadata_pb2.ApiVersionsRequest, _metadata_pb2.ApiVersionsResponse]  # type: ignore[assignment]
-    """What this broker speaks (KIP-35). A client asks once for each connection; any authenticated caller may."""
+    """The methods, formats and features that this broker supports (KIP-35). A client asks once for each connection; any
+    authenticated caller may.
+    """
 
 class MetadataServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -68,6 +72,8 @@ class MetadataServicer(metaclass=_abc_1.ABCMeta):
         request: _metadata_pb2.ApiVersionsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_metadata_pb2.ApiVersionsResponse, _abc.Awaitable[_metadata_pb2.ApiVersionsResponse]]:
-        """What this broker speaks (KIP-35). A client asks once for each connection; any authenticated caller may."""
+        """The methods, formats and features that this broker supports (KIP-35). A client asks once for each connection; any
+        authenticated caller may.
+        """
 
 def add_MetadataServicer_to_server(servicer: MetadataServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -263,8 +263,8 @@ Global___RemoveRoleRecord: _TypeAlias = RemoveRoleRecord  # noqa: Y015
 
 @_typing.final
 class QuotaEntity(_message.Message):
-    """To whom a quota applies (KIP-13, KIP-546): a user, a client id, both together, or an address. Absent: not part of the
-    entity. Empty: the default, for all that have no quota of their own.
+    """The clients that a quota applies to (KIP-13, KIP-546): a user, a client id, both together, or an address. Absent: not part
+    of the entity. Empty: the default, for all names without a quota of their own.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -425,7 +425,7 @@ class BrokerRecord(_message.Message):
     drained_until_restart: _builtins.bool
     """with drained: ends when another process registers"""
     storage_full: _builtins.bool
-    """Its log directories refuse writes for want of space: it leads no partition that another member of the ISR can lead.
+    """Its log directories are full and refuse writes: it leads no partition that another member of the ISR can lead.
     metadata.version 4; until it says otherwise, or another process registers
     """
     kafka_host: _builtins.str

@@ -100,7 +100,7 @@ Global___AuthenticateResponse: _TypeAlias = AuthenticateResponse  # noqa: Y015
 
 @_typing.final
 class ScramCredential(_message.Message):
-    """What a broker stores of a password; enough to check one, not to log in."""
+    """A user's credential as a broker stores it: enough to check a password, not enough to log in."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -660,13 +660,13 @@ class RoleAlteration(_message.Message):
     action: Global___RoleAlteration.Action.ValueType
     @_builtins.property
     def additions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Acl]:
-        """Adding what is there and removing what is not change nothing. The principal of a permission is Role:NAME or empty."""
+        """Adding an existing permission or removing a missing one changes nothing. Its principal is Role:NAME or empty."""
 
     @_builtins.property
     def removals(self) -> _containers.RepeatedCompositeFieldContainer[Global___Acl]: ...
     @_builtins.property
     def grants(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Principals that get and lose the role; likewise."""
+        """Principals that get and lose the role; here, too, existing and missing ones change nothing."""
 
     @_builtins.property
     def revocations(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...

@@ -1246,8 +1246,8 @@ class VerifyTransactionRequest(_message.Message):
     keeps_epoch: _builtins.bool
     """as in AddToTransactionRequest"""
     add: _builtins.bool
-    """Add what is named before, as AddToTransaction does: for Kafka's clients of transaction.version 2, whose first batch
-    or offsets say that they belong to the transaction.
+    """First add all that the request names, as AddToTransaction does: for Kafka's clients of transaction.version 2, whose first
+    batch or offsets say that they belong to the transaction.
     """
     @_builtins.property
     def partitions(self) -> _containers.RepeatedCompositeFieldContainer[_group_pb2.TopicPartitions]:
@@ -1283,7 +1283,7 @@ class VerifyTransactionResponse(_message.Message):
     """the transaction's own, which its records have in a log"""
     @_builtins.property
     def error(self) -> _common_pb2.Error:
-        """NONE: the transaction is open and includes all that is named: its marker will come. INVALID_TXN_STATE,
+        """NONE: the transaction is open and includes all that the request names, so its marker will come. INVALID_TXN_STATE,
         INVALID_PRODUCER_EPOCH, INVALID_PRODUCER_ID_MAPPING, TRANSACTION_ABORTABLE: it is not, so no marker would come.
         """
 

@@ -184,7 +184,7 @@ class SinkValue(_message.Message):
     target: _builtins.str
     updated_ms: _builtins.int
     expire_after_ms: _builtins.int
-    """the sink may be forgotten so long after updated_ms; 0: after sink.expiration.ms"""
+    """the sink may be forgotten this long after updated_ms; 0: sink.expiration.ms"""
     @_builtins.property
     def committing(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """producer ids of winners that may lack markers, also of earlier batches"""
