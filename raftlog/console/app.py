@@ -19,6 +19,7 @@ import ctypes
 import datetime
 import functools
 import logging
+import os
 import secrets
 import threading
 import time
@@ -265,6 +266,7 @@ async def _sweep(console: Console) -> None:
         await asyncio.sleep(SWEEP_S)
         try:
             await run_in_threadpool(console.end_views)
+            await run_in_threadpool(give_memory_back)
         except Exception:  # else no password would be forgotten any more
             logger.exception("what ended sessions leave behind could not be ended; it is tried again")
 
@@ -595,12 +597,22 @@ def keep_memory_small() -> None:
     """Have glibc give memory back to the system soon. For a process of its own; other C libraries stay as they are.
 
     Answers about all topics take megabytes for a moment, in some thread. By default each thread has an arena that keeps
-    them, and glibc keeps ever larger blocks in arenas.
+    them, and glibc keeps ever larger blocks in arenas. Arrow, which is loaded for the first page of records, has an
+    allocator of its own, which keeps all that was ever in use; NumPy a thread for each core, which nobody uses here.
     """
+    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         for option, value in ((_M_ARENA_MAX, 1), (_M_MMAP_THRESHOLD, 64 << 10), (_M_TRIM_THRESHOLD, 128 << 10)):
             mallopt(option, value)
+
+
+def give_memory_back() -> None:
+    """Give free memory between blocks in use back to the system; by default glibc does so only at the heap's end."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 class Server(uvicorn.Server):

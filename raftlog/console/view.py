@@ -44,6 +44,7 @@ from raftlog.errors import (
     BrokerUnavailable,
     RaftlogError,
     RetriableError,
+    SecurityDisabled,
     TopicAuthorizationFailed,
     UnknownTopicOrPartition,
 )
@@ -452,7 +453,11 @@ class View:
             brokers = [each.broker_id for each in admin.describe_cluster().brokers if not each.fenced]
             configs = admin.describe_node(min(brokers, default=1)).configs
             users = [each.user for each in admin.describe_users()]
-            return Rights.of(users, admin.describe_acls(), admin.describe_roles(), configs)
+            try:
+                acls, roles = admin.describe_acls(), admin.describe_roles()
+            except SecurityDisabled:  # without an authorizer there are none
+                acls, roles = [], []
+            return Rights.of(users, acls, roles, configs)
 
         return self.ask("rights", question, ahead=True)
 

@@ -778,6 +778,7 @@ def test_up_serves_the_console_and_ends_it() -> None:
                 return ""
 
         until(lambda: "1<small> of 1 up" in overview(), within_s=WAIT_S)
+        assert "everyone may do everything" in Client(address).get("/security/access?principal=ada").text
         assert "audit.topic.enable = true" in Client(address).get("/audit").text
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=WAIT_S)

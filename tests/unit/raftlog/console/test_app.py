@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import platform
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, suppress
 from functools import partial
@@ -191,3 +194,30 @@ def test_pages_come_while_others_wait_for_silent_brokers(monkeypatch: pytest.Mon
                 opened.enter_context(client.sent("POST", "/do/delete-group", group=f"{number}", typed=f"{number}"))
         assert client.once("/topics").code == 200
         assert client.once("/static/console.css").code == 200
+
+
+MEMORY = """
+import os
+from raftlog.console.app import give_memory_back, keep_memory_small
+
+def resident() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+keep_memory_small()
+import pyarrow
+answers = [bytes(2_000) for _ in range(20_000)]
+kept = bytes(2_000)
+before = resident()
+del answers
+give_memory_back()
+print(pyarrow.default_memory_pool().backend_name, before - resident())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is told")
+def test_memory_that_is_no_longer_used_goes_back_to_the_system() -> None:
+    run = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True)
+    pool, given_back = run.stdout.split()
+    assert pool == "system"
+    assert int(given_back) > 30_000_000
