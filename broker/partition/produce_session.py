@@ -37,6 +37,7 @@ from raftlog.errors import (
     InvalidRequestError,
     RaftlogError,
     RequestTimedOut,
+    ThrottlingQuotaExceeded,
     to_wire,
 )
 from raftlog.format import BatchHeader, checking_cost_bytes
@@ -136,6 +137,7 @@ class ProduceSession:
         self._default_timeout_ms = default_timeout_ms
         self._in_flight = 0
         self._failure: RaftlogError | None = None
+        self._turned_out: ThrottlingQuotaExceeded | None = None
         self._lease = replica_manager.lease
         self._counters = replica_manager.counters
         self._requests = replica_manager.counters.request("Produce")
@@ -152,7 +154,11 @@ class ProduceSession:
         self._producers = producers
 
     async def run(self, requests: AsyncIterator[Produce], writer: ResponseWriter[log_pb2.ProduceResponse]) -> None:
-        """Serve the stream until the client ends it and has all its answers."""
+        """Serve the stream until the client ends it and has all its answers.
+
+        Raises:
+            ThrottlingQuotaExceeded: the client is over a quota, and too many streams wait for that already.
+        """
         reader = asyncio.ensure_future(self._read(requests))
         try:
             while True:
@@ -174,6 +180,8 @@ class ProduceSession:
                         break
                 self._answer_ready.clear()
                 await self._answer_ready.wait()
+            if self._turned_out is not None:
+                raise self._turned_out
         finally:
             reader.cancel()
             self._counters.produces_unanswered -= self._in_flight
@@ -216,6 +224,9 @@ class ProduceSession:
 
     async def _read(self, requests: AsyncIterator[Produce]) -> None:
         try:
+            key, delay_ms = self._charge(0, 0.0)
+            if delay_ms > 0:  # an earlier stream's debt, which a new one does not end
+                await self._hold(key, delay_ms)
             async for message in requests:
                 if message.more and not self._many:
                     raise InvalidRequestError(
@@ -242,13 +253,20 @@ class ProduceSession:
                     assert quotas is not None, "without quotas there is no delay"
                     for owed in owing:
                         owed.held_until_ms = quotas.now_ms() + delay_ms
-                    await quotas.hold(self._who, key, delay_ms)
+                    await self._hold(key, delay_ms)
                 del owed, owing  # and the answers
                 while self._in_flight >= self._max_in_flight:
                     self._room.clear()
                     await self._room.wait()
+        except ThrottlingQuotaExceeded as error:
+            self._turned_out = error  # once its answers have left
         finally:
             self._answer_ready.set()
+
+    async def _hold(self, key: str, delay_ms: float) -> None:
+        """Leave the stream unread for this time. Raises ThrottlingQuotaExceeded: too many are already."""
+        assert self._quotas is not None, "without quotas there is no delay"
+        await self._quotas.hold_unread(self._who, key, delay_ms)
 
     def _left_ms(self, until_ms: float) -> int:
         assert self._quotas is not None, "without quotas there is no delay"

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Generator, Mapping
 from contextvars import ContextVar
 from dataclasses import replace
@@ -27,6 +28,7 @@ from broker.net.interceptors import RewrittenHandlers, preceded
 from broker.quotas.client_quotas import ClientQuotas, Usage
 from broker.security.caller import Caller, caller
 from raftlog._client.connections import refuse
+from raftlog._core.security.acls import ANONYMOUS
 from raftlog.errors import ThrottlingQuotaExceeded
 from raftlog.v1.records_pb2 import MetadataCommand
 from raftmeta.decide.security import parts_of_role
@@ -44,6 +46,10 @@ LOOK_AGAIN_MS: Final = 500.0
 CLIENT_ID: Final = "client-id"
 """Metadata of a call: the client's name, percent-encoded where it is not ASCII."""
 MAX_CLIENT_ID: Final = 255
+MAX_HELD_OF_USER: Final = 64
+"""Produce streams of one user that are left unread at a time; of User:ANONYMOUS, which is no single user, MAX_HELD."""
+MAX_HELD: Final = 256
+"""Produce streams that are left unread at a time: each may hold HTTP/2's window of data, some 600 KiB of memory."""
 _NEVER_HELD: Final = frozenset({"/raftlog.v1.Security/Authenticate", "/raftlog.v1.Admin/AlterClientQuotas"})
 
 T = TypeVar("T")
@@ -58,6 +64,8 @@ class QuotaManager:
         self._clock = clock
         self._core = ClientQuotas(window_ms)
         self._quotas: Mapping[QuotaEntity, Mapping[str, float]] = {}
+        self._held: Counter[str] = Counter()
+        """Streams that are held unread, by principal."""
 
     def usage(self) -> list[Usage]:
         """Return what clients with quotas have used."""
@@ -128,6 +136,22 @@ class QuotaManager:
             if self._core.version != version:
                 version = self._core.version
                 until_ms = min(until_ms, now_ms + self._core.delay_ms(who.principal, who.client_id, key, now_ms))
+
+    async def hold_unread(self, who: Caller, key: str, delay_ms: float) -> None:
+        """As `hold`, for a stream whose client may go on to send, into a window that the broker holds in memory.
+
+        Raises:
+            ThrottlingQuotaExceeded: too many are held already; the stream is to be ended.
+        """
+        of_user = MAX_HELD if who.principal == ANONYMOUS else MAX_HELD_OF_USER
+        if self._held[who.principal] >= of_user or self._held.total() >= MAX_HELD:
+            raise _exceeded(who, key, delay_ms)
+        self._held[who.principal] += 1
+        try:
+            await self.hold(who, key, delay_ms)
+        finally:
+            self._held[who.principal] -= 1
+            self._held += Counter()  # without principals that have none
 
     def _charge(self, who: Caller, key: str, amount: float) -> float:
         if not self._follow():

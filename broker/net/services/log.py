@@ -25,7 +25,7 @@ from broker.partition.produce_session import ProduceSession
 from broker.quotas.manager import QuotaManager
 from broker.replicas.replica_manager import ReplicaManager
 from broker.security.caller import Caller, Decisions, caller
-from raftlog.errors import BrokerOverloaded, InvalidRequestError, RaftlogError, to_wire
+from raftlog.errors import BrokerOverloaded, InvalidRequestError, RaftlogError, ThrottlingQuotaExceeded, to_wire
 from raftlog.format import wire
 from raftlog.v1 import common_pb2, log_pb2
 from raftlog.v1.security_pb2 import Acl
@@ -145,7 +145,7 @@ class LogService:
             await session
         except InvalidRequestError as error:
             await end_stream(context, grpc.StatusCode.INVALID_ARGUMENT, error)
-        except BrokerOverloaded as error:
+        except (BrokerOverloaded, ThrottlingQuotaExceeded) as error:
             await end_stream(context, grpc.StatusCode.RESOURCE_EXHAUSTED, error)
         finally:
             self._streams -= 1

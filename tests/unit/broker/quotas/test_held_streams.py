@@ -12,8 +12,10 @@ import pytest
 
 from broker.partition.fetch_session import FetchSession
 from broker.partition.produce_session import ProduceSession
+from broker.quotas import manager
 from broker.quotas.manager import LOOK_AGAIN_MS, QuotaManager
 from broker.security.caller import Caller
+from raftlog.errors import ThrottlingQuotaExceeded
 from raftlog.format import wire
 from raftlog.v1 import log_pb2
 from raftmeta.image import MetadataImage
@@ -110,6 +112,59 @@ def test_a_producer_over_its_quota_is_told_and_not_read(tmp_path: Path) -> None:
         assert greedy.produce.taken == 2
         await greedy.answers.wait_for(5)
         assert made.now_s == pytest.approx(3.0, abs=0.01)
+
+    run(tmp_path, work)
+
+
+def test_a_new_stream_does_not_end_the_debt_of_an_earlier_one(tmp_path: Path) -> None:
+    """Else a client that opens a stream for each batch has no quota."""
+
+    async def work(made: World) -> None:
+        made.set(QuotaEntity("greedy"), **{PRODUCER_BYTE_RATE: RATE})
+        first = made.client("User:greedy")
+        for _ in range(2):
+            first.send()
+        await first.answers.wait_for(2)
+        for _ in range(3):
+            late = made.client("User:greedy")
+            late.send()
+            await late.answers.wait_for(1)
+        assert made.now_s == pytest.approx(3.0, abs=0.01)
+
+    run(tmp_path, work)
+
+
+@pytest.mark.parametrize(("principal", "most"), [("User:greedy", 2), ("User:ANONYMOUS", 3)])
+def test_few_streams_are_left_unread_and_further_ones_end_with_their_answers(
+    principal: str, most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a client sends meanwhile stays in the broker's memory: 2 000 windows were a gigabyte."""
+    monkeypatch.setattr(manager, "MAX_HELD_OF_USER", 2)
+    monkeypatch.setattr(manager, "MAX_HELD", 3)
+
+    async def work(made: World) -> None:
+        user = principal.removeprefix("User:")
+        made.set(QuotaEntity(user), **{PRODUCER_BYTE_RATE: RATE / 2})
+        clients = [made.client(principal) for _ in range(most + 1)]
+        await asyncio.sleep(0.0001)  # all of them read
+        for client in clients:
+            client.send()
+        for client in clients:
+            await client.answers.wait_for(1)
+        await asyncio.sleep(0.0001)
+        assert [client.running[0].done() for client in clients] == [False] * most + [True]
+        assert isinstance(clients[-1].running[0].exception(), ThrottlingQuotaExceeded)
+        assert made.quotas._held.total() == most
+        late = made.client(principal)
+        late.send()
+        await asyncio.sleep(0.0001)
+        assert isinstance(late.running[0].exception(), ThrottlingQuotaExceeded)
+        assert late.produce.taken == 0
+        await asyncio.sleep(60)
+        assert not made.quotas._held
+        again = made.client(principal)
+        again.send()
+        await again.answers.wait_for(1)
 
     run(tmp_path, work)
 
