@@ -30,12 +30,16 @@ class Reader(TransactionClient):
         super().__init__(simulation, number, name)
         self.positions: dict[PartitionKey, int] = {}
 
+    def _behind(self) -> list[PartitionKey]:
+        """Return the partitions of which it has not read everything yet."""
+        ledger = self.simulation.transaction_ledger
+        return [key for key in self.simulation.work() if self.positions.get(key, 0) < ledger.of(key).end]
+
     def is_behind(self) -> str | None:
         """Return where it has not read everything yet."""
-        for key in self.simulation.work():
+        for key in self._behind():
             end = self.simulation.transaction_ledger.of(key).end
-            if self.positions.get(key, 0) < end:
-                return f"{self.name} has read {key[1]} up to {self.positions.get(key, 0)} of {end}"
+            return f"{self.name} has read {key[1]} up to {self.positions.get(key, 0)} of {end}"
         return None
 
 
@@ -51,10 +55,14 @@ class CommittedReader(Reader):
     async def run(self) -> None:
         """Read, for ever."""
         while True:
-            await self.pause(0.0, self._think_s)
-            if not self.simulation.work():
+            over = (
+                self.simulation.winding_down
+            )  # then it has so much time to read what is left, a few records at a time
+            await self.pause(0.0, min(0.01, self._think_s) if over else self._think_s)
+            wanted = (self._behind() if over else []) or self.simulation.work()
+            if not wanted:
                 continue
-            key = self.random.choice(self.simulation.work())
+            key = self.random.choice(wanted)
             reached = self.positions.get(key, 0)
             again = self.random.random() < 0.05 and not self.simulation.winding_down
             position = self.random.choice((0, reached // 2)) if again else reached
