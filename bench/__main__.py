@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import partial
 
 from bench import (
+    brokers,
     catch_up,
     client_options,
     compaction,
@@ -51,6 +52,8 @@ SUITES = {
     "small": small.run,
     "connections": connections.run,
     "scale": scale.run,
+    "brokers": brokers.run,
+    "topics": brokers.run_topics,
     "transactions": transactions.run,
     "tls": client_options.run_tls,
     "quotas": quotas.run,

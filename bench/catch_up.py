@@ -138,6 +138,8 @@ async def _live_until(cluster: Cluster, leader: str, pace: Pace) -> Run:
         if pace.in_sync:
             break
         runs.append(await _live(leader))
+    if not pace.in_sync:
+        await asyncio.to_thread(pace.look, cluster)
     return _together(runs)
 
 
