@@ -300,7 +300,7 @@ class PushQueue:
         elif frames or (self._marks_due_ms is not None and now_ms >= self._marks_due_ms):
             self._add_marks(frames)
             self._add_control(frames)  # subscriptions that `_add_marks` has ended
-        if frames and self._has_more():
+        if frames and (self._sends_piece or self._has_more()):  # the pause after a piece begins when it is sent
             self._wake()
         return frames
 

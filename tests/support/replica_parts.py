@@ -339,6 +339,7 @@ class Stream:
     ) -> None:
         self.led = led
         self.now_ms = 1_000.0
+        self.leader_wakes = 0
         self.later: deque[tuple[LedPartition, Wake, int, int, ReadDone]] = deque()
         self.requests: list[replication_pb2.ReplicateRequest] = []
         self.messages: list[list[wire.ReplicaFrame]] = []
@@ -382,6 +383,7 @@ class Stream:
     # As in a shell, each end is asked only when it has woken, or at its deadline.
 
     def _wake_leader(self) -> None:
+        self.leader_wakes += 1
         self._leader_due_ms = 0.0
 
     def _wake_leader_soon(self) -> None:

@@ -91,6 +91,10 @@ class Wire:
         self._stream.read_one()
 
     @property
+    def wakes(self) -> int:
+        return self._stream.leader_wakes
+
+    @property
     def waiting_reads(self) -> int:
         return len(self._stream.later)
 
@@ -300,6 +304,24 @@ def test_beside_live_records_there_is_a_pause_after_each_piece() -> None:
     wire.now_ms = 7.9
     assert offsets(wire.message()) == []
     wire.now_ms = 8.0
+    assert {number for number, _ in offsets(wire.message())} == {2}
+
+
+def test_the_pause_counts_the_sending_of_a_piece_and_not_the_wait_for_credit() -> None:
+    live, behind = Led(MemoryLog()), Led(MemoryLog(), live=())
+    behind.append(*(b"x" * 984 for _ in range(40)))
+    wire = Wire(live, behind, catch_up=1, max_frame_bytes=4096)
+    wire.open(0)
+    wire.open(1)
+    live.append(b"y")
+    wire.message()
+    wakes = wire.wakes
+    assert {number for number, _ in offsets(wire.message())} == {2}  # and no credit is left
+    assert wire.wakes > wakes  # asked again as soon as the piece is sent
+    wire.now_ms = 4.0
+    assert offsets(wire.message()) == []
+    wire.now_ms = 40.0
+    wire.send(catch_up_credit_bytes=WIDE)
     assert {number for number, _ in offsets(wire.message())} == {2}
 
 
