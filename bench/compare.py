@@ -302,7 +302,8 @@ def _python_packages() -> None:
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """Running servers, as the client's process finds them; `durability`: what an acknowledgement means."""
+    """Running servers, with their addresses as the client's process needs them. `durability`: the meaning of an
+    acknowledgement."""
 
     name: str
     kind: str

@@ -340,7 +340,7 @@ def _attackers(cluster: Cluster, names: tuple[str, ...]) -> Iterator[list[Attack
 
 
 class Battlefield:
-    """What an attacking process knows; counts by outcome."""
+    """The state of an attacking process; it counts attempts by outcome."""
 
     def __init__(self, bootstrap: str, ca: str, topic_id: str) -> None:
         self.addresses = bootstrap.split(",")

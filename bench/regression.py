@@ -82,7 +82,7 @@ def install(wheel: Path, directory: Path) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """What a record of one run took, in microseconds."""
+    """The cost of one record in one run, in microseconds."""
 
     time_us: float
     cpu_us: float

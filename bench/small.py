@@ -103,7 +103,7 @@ async def client(kind: str, where: str, topic: str, count: int, records: int) ->
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a process has used so far, or between two looks."""
+    """The resources that a process has used so far, or between two readings."""
 
     cpu_s: float
     wake_ups: int
@@ -123,7 +123,7 @@ class Usage:
         return Usage(times.user + times.system, waits)
 
     def since(self, before: Usage) -> Usage:
-        """Return what was used after `before`."""
+        """Return the resources used since `before`."""
         return Usage(self.cpu_s - before.cpu_s, self.wake_ups - before.wake_ups)
 
 

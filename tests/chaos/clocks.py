@@ -23,7 +23,7 @@ class Clocks:
         run("gcc", "-shared", "-fPIC", "-O2", "-Wall", "-Werror", "-o", str(directory / LIBRARY), str(source))
 
     def variables(self, node_id: int) -> dict[str, str]:
-        """Return what a node's process needs in its environment."""
+        """Return the environment variables of a node's process."""
         if not self._file(node_id).exists():
             self._file(node_id).write_bytes(bytes(8))
         return {

@@ -1,4 +1,4 @@
-"""What the container tests share: the image, and the logs of all nodes beside the report of a test that failed."""
+"""The common fixtures of container tests: the image, and the logs of all nodes beside the report of a failed test."""
 
 from __future__ import annotations
 

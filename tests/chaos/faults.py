@@ -220,7 +220,7 @@ def device_of(node: Node) -> str:
 
 
 class SlowLink(Fault):
-    """What the victim sends is held to a rate (tbf): replication, answers to clients, and heartbeats alike."""
+    """The victim's sending rate is limited (tbf): replication, answers to clients, and heartbeats alike."""
 
     keeps_serving = False
     hold_s = 3.0

@@ -1,4 +1,4 @@
-"""What the tests need of this machine, and how they reach into a container's network from outside."""
+"""The tools that the tests need on this machine, and access to a container's network from outside."""
 
 from __future__ import annotations
 

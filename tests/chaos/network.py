@@ -52,5 +52,5 @@ class ChaosNetwork:
         return docker.from_env().networks.get(self.name)
 
     def close(self) -> None:
-        """Remove it; no container is in it any more."""
+        """Remove the network; no container may be in it any more."""
         self.network.remove()

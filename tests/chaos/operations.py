@@ -1,4 +1,4 @@
-"""What clients did and what was done to the servers, in one list: the history of a run."""
+"""The operations of clients and the faults of servers, in one list: the history of a run."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Operations:
 
     @contextmanager
     def during(self, kind: str, who: str, *, node: int | None = None) -> Iterator[None]:
-        """Note what a block does; it has failed when an exception leaves it."""
+        """Record an operation over a block; it has failed if an exception leaves the block."""
         started_s = time.monotonic()
         outcome: Outcome = "failed"
         try:

@@ -150,7 +150,7 @@ class Run:
             self._finish_appends(self.appends)
 
     def recorded(self) -> list[Operation]:
-        """Return what was recorded, but for appends, which are noted while they happen."""
+        """Return the recorded operations, except for appends, which are recorded while they happen."""
         return [each for each in self.operations.all if each.kind != "append"]
 
     def noted(self) -> list[Noted]:
@@ -208,7 +208,7 @@ def topics_of(topic: str) -> tuple[str, str, str]:
 
 @contextmanager
 def at_work(nodes: NodeSet, topic: str, directory: Path, workloads: tuple[Workload, ...] = ALL) -> Iterator[Run]:
-    """Clients at work; at the end of the block they stop, and what they saw is checked and kept."""
+    """Run clients during the block; at its end stop them, then check and store their observations."""
     run = Run(nodes, topic, None, None, None)
     appends, transfers, groups = topics_of(topic)
     try:

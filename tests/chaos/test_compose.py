@@ -123,7 +123,7 @@ class Writer(threading.Thread):
         assert self.errors == []
 
     def end(self) -> list[str]:
-        """Stop and return what was acknowledged."""
+        """Stop, and return the acknowledged records."""
         self._told_to_end.set()
         self.join(PATIENCE_S)
         assert not self.is_alive(), f"{self.name} still waits for an acknowledgement"
@@ -175,7 +175,7 @@ def by_raftlog() -> dict[int, list[str]]:
 
 
 def by_kafka_group(count: int) -> dict[int, list[str]]:
-    """Return what a group of one Kafka consumer reads next of each partition: `count` records, which it commits."""
+    """Return the next `count` records of each partition that a group of one Kafka consumer reads and commits."""
     found: dict[int, list[str]] = {partition: [] for partition in range(PARTITIONS)}
     settings: dict[str, Any] = {"bootstrap.servers": KAFKA_BOOTSTRAP, "group.id": "readers", "log_level": 0}
     consumer = confluent_kafka.Consumer(

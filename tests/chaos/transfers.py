@@ -156,7 +156,7 @@ class Transfers:
 
     @property
     def polls(self) -> list[Poll]:
-        """What the reader was given so far."""
+        """The records that the reader has received so far."""
         return list(self._reader.polls)
 
     @property

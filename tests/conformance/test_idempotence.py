@@ -89,7 +89,7 @@ def test_kafka_5494_five_in_flight() -> None:
 
 
 def test_kip_360_a_bumped_epoch_begins_anew() -> None:
-    """Where something is lost the producer bumps its epoch by itself and numbers from 0 again, the partition alone."""
+    """After a loss the producer raises its epoch and numbers from 0 again, in that partition only."""
     states = after(3)
     assert states.check(header(0, epoch=1), NOW) is None
     states.note(header(0, epoch=1, offset=3), NOW)

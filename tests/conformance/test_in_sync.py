@@ -204,7 +204,7 @@ def test_kip_966_who_left_an_isr_that_became_too_small_has_all_that_is_committed
 
 
 def test_kip_966_the_minimum_is_no_more_than_there_are_replicas() -> None:
-    """A partition with fewer replicas than min.insync.replicas takes no acks=all, and commits the rest all the same."""
+    """A partition with fewer replicas than min.insync.replicas refuses acks=all, but still commits other records."""
     state = leader(mark=100, min_insync=5)
     state.opened(TWO, 100, 1.0)
     state.opened(THREE, 100, 1.0)

@@ -149,7 +149,7 @@ def test_kip_890_a_delayed_end_completes_nothing() -> None:
 
 
 def test_kip_890_markers_carry_the_epoch_of_the_next_transaction() -> None:
-    """Writing markers with the bumped epoch lets partitions refuse what comes late from the transaction (KIP-890)."""
+    """Markers carry the raised epoch, so partitions refuse late records of the transaction (KIP-890)."""
     driver = TransactionDriver()
     producer = driver.init()
     driver.add(producer, 0)

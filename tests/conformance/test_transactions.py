@@ -122,7 +122,8 @@ def test_kip_890_a_late_batch_never_joins_the_next_transaction() -> None:
 
 
 def test_kip_890_a_late_batch_does_not_open_a_hanging_transaction() -> None:
-    """What comes after its transaction was aborted begins nothing, also where nothing was known of the producer."""
+    """A record that arrives after its transaction was aborted begins none, even if the partition did not know the
+    producer."""
     history = TransactionHistory()
     markers = [Marker(7, 1, False, 0)]
     assert history.log.check_markers(markers, history.now_ms) == [MarkerFate.APPENDED]

@@ -47,7 +47,7 @@ _UNSIGNED: Final = {"attributes", "last_offset_delta", "record_count"}
 
 
 def prepare() -> None:
-    """Make the bombs, a little at a time: what they take counts for no input."""
+    """Make the bombs in small steps: the time that this takes counts for no input."""
     piece = bytes(MIB)
     for codec, name in ((Codec.ZSTD, "zstd"), (Codec.GZIP, "gzip"), (Codec.LZ4, "lz4")):
         if codec not in _BOMBS:
@@ -150,7 +150,7 @@ def _foreign_body(choices: Choices) -> bytes:
 
 
 def any_batch(choices: Choices) -> bytes:
-    """Return a batch, valid or not; one in eight is nothing but what the input says."""
+    """Return a batch, valid or not; one in eight consists only of the input's bytes."""
     kind = choices.below(8)
     if kind == 7:
         return choices.rest()

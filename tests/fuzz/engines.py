@@ -187,7 +187,7 @@ def run_hypothesis(session: Session) -> None:
 
 
 def _functions_of_the_product() -> Iterator[FunctionType]:
-    """Yield what has been imported of the product; all there is in the process would take minutes."""
+    """Yield the product's modules that have been imported; to look at all modules of the process would take minutes."""
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] not in _PACKAGES or name.startswith("raftlog.v1"):
             continue

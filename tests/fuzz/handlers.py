@@ -86,7 +86,7 @@ def unary_target(data: bytes) -> None:
 
 
 def stream_target(data: bytes) -> None:
-    """A few requests on a stream, as one message after the other, and what comes back for a while."""
+    """Send a few requests on a stream, one message after the other, and return the responses of a short time."""
     choices = Choices(data)
     paths = sorted(path for path, m in methods().items() if m.client_streaming or m.server_streaming)
     path = choices.pick(paths)

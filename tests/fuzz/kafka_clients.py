@@ -1,4 +1,4 @@
-"""What Kafka clients send: requests in every version, record batches, what comes before a login, any frames at all."""
+"""Inputs of Kafka clients: requests in every version, record batches, requests before a login, arbitrary frames."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class _AtOnce(FailureDelay):
 
 
 class _Guarded:
-    """A listener that asks for passwords, which nobody here knows."""
+    """A listener that asks for a password that no client here knows."""
 
     def __init__(self) -> None:
         self.reached: list[int] = []
@@ -159,7 +159,7 @@ class _Guarded:
 
 
 def _frames(choices: Choices) -> Iterator[bytes]:
-    """Yield what a client may send: logins that are almost right, other requests, and anything else."""
+    """Yield possible inputs of a client: logins that are almost right, other requests, and arbitrary frames."""
     mechanism = "PLAIN"
     for _ in range(1 + choices.below(24)):
         match choices.below(7):
@@ -197,7 +197,7 @@ def _request(key: int, version: int, body: Fields, choices: Choices) -> bytes:
 
 
 def authentication_target(data: bytes) -> None:
-    """Nobody gets in without a password: no other API is reached, and the connection leaves nothing behind."""
+    """No client gets in without a password: it reaches no other API, and its connection leaves no state behind."""
     guarded = _Guarded()
     failures: list[logging.LogRecord] = []
 
@@ -228,7 +228,8 @@ _FLOOD: Final = 1 << 16
 
 
 def connection_target(data: bytes) -> None:
-    """Frames on a real connection, of most APIs and versions and of none: answered or closed; nobody else notices."""
+    """Frames on a real connection, of most APIs and versions and of none, are answered or closed; no other client is
+    affected."""
     choices = Choices(data)
     server = node()
     with (
@@ -272,7 +273,7 @@ def _frame(choices: Choices) -> bytes:
 
 
 def _body(choices: Choices) -> bytes:
-    """Return what a body may be: lengths, counts, ids and garbage, in small pieces."""
+    """Return a body made of lengths, counts, ids and garbage, in small pieces."""
     pieces = (
         b"\0", b"\1", b"\2", b"\xff\xff\xff\xff", b"\0\0\0\1", b"\0\1t", b"\2t", b"\x7f\xff\xff\xff", bytes(16),
         b"\xff\xff", b"\0\0\0\0\0\0\0\1", b"\x80\x80\x80\x80\x08",

@@ -30,7 +30,7 @@ _CODECS: Final = (Codec.NONE, Codec.ZSTD, Codec.LZ4)
 
 @dataclass(frozen=True)
 class Written:
-    """What a partition holds."""
+    """The content of a partition."""
 
     batches: Mapping[int, bytes]
     """Every batch by its base offset, as it lies on the disk."""
@@ -63,7 +63,7 @@ def read_batches(log: PartitionLog) -> dict[int, bytes]:
 
 
 def producers_of(log: PartitionLog) -> dict[int, tuple[int, object]]:
-    """Return what a log remembers of its producers, but for the times."""
+    """Return a log's state of its producers, without the times."""
     return {producer_id: (state.epoch, state.batches) for producer_id, state in log.producers.items()}
 
 

@@ -1,4 +1,4 @@
-"""Opening a damaged log directory: what is served is what was written, in one piece, or the damage is reported.
+"""Opening a damaged log directory: the records that are served were written, without a gap, or the damage is reported.
 
 A batch that reads back must be one that was written at that offset. What a sealed segment holds is not read when a log
 is opened, so damage there may show only when it is read or checked (`PartitionLog.check`, the scrub): one of the two
@@ -106,7 +106,7 @@ def _check_log(log: PartitionLog, written: Written, whole: Base, done: Damage) -
 
 
 def _check_sealed_sizes(log: PartitionLog, whole: Base, done: Damage) -> None:
-    """What is below the recovery point is not read at a start; that a file has another size is seen all the same."""
+    """A start does not read below the recovery point; yet it notices that a file has another size."""
     directory = f"{LOG_DIR}/{log.topic}-0/"
     segments = sorted(path for path in whole.files if path.startswith(directory) and path.endswith(".log"))
     for path in segments[:-1]:
@@ -135,7 +135,8 @@ def _files_moved(done: Damage, whole: Base) -> bool:
 
 
 def _read(log: PartitionLog) -> tuple[list[tuple[int, bytes]], RaftlogError | None]:
-    """Return what a reader that checks every batch gets, as (base offset, bytes); and what stopped it."""
+    """Return the batches that a reader which checks every batch gets, as (base offset, bytes), and the error that ended
+    it."""
     found: list[tuple[int, bytes]] = []
     offset = log.log_start_offset
     while offset < log.log_end_offset:
@@ -166,7 +167,7 @@ def _check_pieces(log: PartitionLog, begin: int = 0) -> None:
 
 
 def _check_batches(log: PartitionLog, found: list[tuple[int, bytes]], written: Written | None) -> None:
-    """Check what the log was read as; nothing in it is damaged, says the log."""
+    """Check the batches that were read from a log that reports no damage."""
     expected = None
     for base_offset, data in found:
         header = parse_batch(data)

@@ -48,7 +48,7 @@ class Controller:
     """One controller, the only voter, on a disk."""
 
     def __init__(self, disk: MemoryDisk) -> None:
-        """Start it; raises what a start raises."""
+        """Start it; raises the errors of a start."""
         self.state = MetadataState()
         self.directory = MetadataDirectory.open(disk, 1, CLUSTER_ID, [1], lambda: DIRECTORY_ID)
         self.wal = WriteAheadLog(disk, self.directory.directory_id, SEGMENT_BYTES)

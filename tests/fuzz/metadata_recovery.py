@@ -103,7 +103,7 @@ def _same(one: object, other: object) -> bool:
 
 
 def formats_target(data: bytes) -> None:
-    """The decoders of that directory, by themselves: frames, records, snapshots, properties, states."""
+    """The decoders of that directory, each alone: frames, records, snapshots, properties, states."""
     choices = Choices(data)
     whole = directory()
     name = choices.pick(sorted(whole.files))

@@ -53,7 +53,7 @@ def refusals(*others: type[Exception]) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Limits:
-    """What one input may cost."""
+    """The limits of one input."""
 
     cpu_s: float = 10.0
     memory_bytes: int = 32 * MIB

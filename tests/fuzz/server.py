@@ -1,4 +1,4 @@
-"""A whole node in this process, with both of its listeners, on loopback: what the handlers' targets talk to."""
+"""A whole node in this process, with both of its listeners, on loopback, for the targets that test handlers."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ class Node:
 
 
 def stop() -> None:
-    """End the node, if there is one, before the process ends: then no thread can be begun any more."""
+    """Stop the node, if there is one, before the process ends, because no thread can be started then."""
     while _node:
         _node.pop().stop()
 

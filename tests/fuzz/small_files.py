@@ -1,4 +1,4 @@
-"""The small files of a log directory, and indexes, each by itself: what a decoder makes of any bytes."""
+"""The small files of a log directory, and indexes, each alone: decoders on arbitrary bytes."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ KINDS: Final[tuple[tuple[str, str, list[str], _Reader], ...]] = (
 
 
 def lines_target(data: bytes) -> None:
-    """Checkpoints and properties: read as what they say, or refused."""
+    """Checkpoints and properties are read exactly, or refused."""
     choices = Choices(data)
     name, kind, lines, read = choices.pick(KINDS)
     written = files.encode_lines(kind, lines)

@@ -1,4 +1,4 @@
-"""Files to damage: what a directory holds, as bytes by path, and what befalls them."""
+"""Files to damage: the content of a directory, as bytes by path, and the damage."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Repair = Callable[[str, bytes], bytes]
 
 @dataclass
 class Damage:
-    """What was done to a directory."""
+    """The damage that was done to a directory."""
 
     files: Files
     touched: set[str] = field(default_factory=set)

@@ -1,4 +1,4 @@
-"""Formats and files by themselves, on arbitrary bytes: they give a valid value or refuse."""
+"""Formats and files, each alone, on arbitrary bytes: they return a valid value or refuse."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Directories with damage in them: what is served is what was written, or the damage is reported."""
+"""Damaged directories: the records that are served were written, or the damage is reported."""
 
 from __future__ import annotations
 

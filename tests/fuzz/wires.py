@@ -40,7 +40,7 @@ _READERS: Final[tuple[tuple[type[Message], Callable[[bytes], _Parts], str], ...]
 
 
 def target(data: bytes) -> None:
-    """What is accepted is what the runtime reads, and is written back as the same message."""
+    """An accepted message is read as the protobuf runtime reads it, and written back as the same message."""
     choices = Choices(data)
     kind, read, repeated = _READERS[choices.below(len(_READERS))]
     if choices.one_in(4):

@@ -56,7 +56,7 @@ AUTH: Values = {"enabled": True, "admin": {"user": "root", "secret": "raftlog-ad
 
 
 class Release:
-    """One release of the chart: its Secrets, and the pods of what was rendered last."""
+    """One release of the chart: its Secrets, and the pods of the last rendering."""
 
     def __init__(self, directory: Path) -> None:
         self._render = renderer(directory)
@@ -155,7 +155,7 @@ class Release:
                 time.sleep(0.1)
 
     def pre_stop(self) -> subprocess.CompletedProcess[str]:
-        """Run what the broker's pod does first when it is to stop; files that are mounted are those of now."""
+        """Run the preStop command of the broker's pod, with the files that are mounted now."""
         root, container, environment = self._pod("StatefulSet", "raftlog-broker")
         command = [self._here(root, each) for each in container["lifecycle"]["preStop"]["exec"]["command"]]
         return _run(command, environment)

@@ -26,7 +26,7 @@ ELECTION_MS = 60_000
 
 
 class Ran(NamedTuple):
-    """What a command left: its exit code and what it printed."""
+    """The result of a command: its exit code and its output."""
 
     code: int
     out: str

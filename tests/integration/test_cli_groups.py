@@ -82,7 +82,7 @@ def run(cluster: Cluster, *arguments: str, code: int = 0) -> subprocess.Complete
 
 
 def consume(cluster: Cluster, topic: str, *arguments: str) -> list[int]:
-    """Return what a member reads that then leaves; it has left."""
+    """Return the records that a member reads before it leaves the group."""
     ran = run(cluster, "consume", topic, *arguments)
     with raftlog.Admin(cluster.bootstrap) as admin:
         until_empty(admin, arguments[arguments.index("--group") + 1])

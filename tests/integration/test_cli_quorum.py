@@ -29,7 +29,7 @@ def raftlog(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def parsed(*arguments: str) -> Any:
-    """Return what a command shows, which is what the controllers have agreed on."""
+    """Return a command's output, which must come from the controllers' agreed metadata."""
     deadline_s = time.monotonic() + WAIT_S
     while (done := raftlog(*arguments, "--output", "json")).returncode != 0:
         assert "may be out of date" in done.stderr, done.stderr

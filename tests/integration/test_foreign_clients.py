@@ -30,7 +30,7 @@ pytestmark = pytest.mark.long
 
 
 def run(*command: str | Path, at: Path, within_s: float) -> str:
-    """Return what a command prints; show what it says when it fails."""
+    """Return a command's output; show it if the command fails."""
     done = subprocess.run(
         [str(part) for part in command], cwd=at, capture_output=True, text=True, timeout=within_s, check=False
     )
@@ -46,7 +46,7 @@ def generate(*options: str, at: Path) -> None:
 
 
 def check(cluster: Cluster, topic: str, shown: str, last: bytes) -> None:
-    """Check what a client says that it saw, and that the SDK reads its records."""
+    """Check a client's report, and that the SDK reads its records."""
     seen = json.loads(shown)
     assert seen["values"] == ["hello", "", last.decode()]
     assert seen["refusals"] == ["INVALID_REQUEST RETRY_FINAL", "UNKNOWN_LEADER_EPOCH RETRY_REFRESH"]

@@ -170,7 +170,7 @@ FAULTS: dict[str, tuple[Callable[[Monkey], None], ...]] = {
 
 @contextmanager
 def tormented(directory: Path) -> Iterator[Monkey]:
-    """A cluster with a group at work; in the end it has read everything, and what was noted is checked."""
+    """A cluster with a group at work; at the end the group has read everything, and the notes are checked."""
     with WatchedCluster(nodes=3, config=CONFIG) as cluster:
         with Admin(cluster.bootstrap) as admin:
             admin.create_topic(TOPIC, PARTITIONS, replication_factor=3, configs={"min.insync.replicas": "2"})

@@ -94,7 +94,7 @@ class Told(RebalanceListener):
 
 
 def until(done: Callable[[list[Record]], object], *consumers: Consumer, within_s: float = WAIT_S) -> list[Record]:
-    """Poll until it is done; return what was read."""
+    """Poll until the condition holds; return the records."""
     deadline = time.monotonic() + within_s
     found: list[Record] = []
     while not done(found):
@@ -283,7 +283,7 @@ def test_a_killed_member_is_replaced_within_the_session_timeout() -> None:
 
 
 def replace_killed(scene: Scene) -> tuple[set[str], float]:
-    """Kill one of two members; return what the other one was told, and how long it took until it had everything."""
+    """Kill one of two members; return the calls of the other's listener, and the time until it had all partitions."""
     arguments = [sys.executable, "-c", textwrap.dedent(MEMBER), scene.cluster.bootstrap, scene.group, scene.topic]
     process = subprocess.Popen(arguments, stdout=subprocess.PIPE)
     told = Told()

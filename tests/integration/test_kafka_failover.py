@@ -193,7 +193,7 @@ class JavasTransacted(JavaProgram):
 
 
 def read_all(cluster: Cluster, topic: str, isolation_level: Literal["read_committed", "read_uncommitted"]) -> Log:
-    """Return what a topic has now, by partition."""
+    """Return the records of a topic, by partition."""
     found: Log = {number: [] for number in range(PARTITIONS)}
     with raftlog.Consumer(cluster.bootstrap, auto_offset_reset="earliest", isolation_level=isolation_level) as consumer:
         partitions = [raftlog.TopicPartition(topic, number) for number in range(PARTITIONS)]
@@ -253,7 +253,7 @@ def test_leaders_and_coordinators_die_under_javas_clients(cluster: Cluster, tmp_
 def kill_leaders(
     cluster: Cluster, plain: Plain | JavasPlain, transacted: Transacted | JavasTransacted, faults: int
 ) -> None:
-    """Kill one broker after the other under two producers; end them, and check what they have noted."""
+    """Kill one broker after the other under two producers; then stop the producers and check their notes."""
 
     def progress(what: str) -> None:
         acknowledged, committed = len(plain.appends) + STEP, transacted.committed + STEP // 10

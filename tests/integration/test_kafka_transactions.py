@@ -146,7 +146,7 @@ def test_librdkafka_commits_offsets_with_its_records(cluster: Cluster, topic: st
 
 
 def test_a_transactional_id_has_one_owner_whatever_it_speaks(cluster: Cluster, topic: str) -> None:
-    """The last to begin fences the others, and what they left open is aborted; each error is final."""
+    """The last producer to begin fences the others, whose open transactions are aborted; each error is final."""
     name = f"id-{topic}"
     first = transactional(cluster, name)
     first.begin_transaction()

@@ -81,7 +81,7 @@ class Outage:
         self.appends.wait_for_progress()
 
     def one_that_was_killed_before(self) -> None:
-        """What a process wrote in an earlier life is not durable because it was killed."""
+        """Killing a process does not make durable the bytes that it wrote in an earlier life."""
         node_id = self.chance.choice(NODES)
         self.powered.kill(node_id)
         self.powered.cluster.start(node_id, wait=self.chance.random() < 0.5)
@@ -94,7 +94,8 @@ class Outage:
             time.sleep(self.chance.choice((0.0, 0.3, 2.5)))
 
     def one_after_the_other(self) -> None:
-        """All servers lose it in turn, and come back in the same order: the first ones lack what the last one has."""
+        """All servers lose power in turn and return in the same order: the first ones lack records that the last one
+        has."""
         order = self.chance.sample(NODES, 3)
         for node_id in order:
             self.cut(node_id)
@@ -143,7 +144,7 @@ def make_topics(powered: PoweredCluster, partitions: int = PARTITIONS) -> None:
 
 @contextmanager
 def outages(directory: Path, seed: int) -> Iterator[Outage]:
-    """Servers whose power can be cut, with clients at work; in the end what they were told is checked."""
+    """Servers whose power can be cut, with clients at work; at the end the answers to clients are checked."""
     chance = Random(seed)
     with powered_cluster(directory, chance, config=CONFIG) as powered:
         make_topics(powered)
@@ -199,7 +200,7 @@ def test_the_power_goes_at_random(tmp_path: Path, seed: int) -> None:
 
 @pytest.mark.parametrize("lie", [f"{TOPIC}-*/*.log", pytest.param(f"{TOPIC}-?", marks=pytest.mark.long)])
 def test_records_that_were_never_synced_are_missed(tmp_path: Path, lie: str) -> None:
-    """The fsync of logs, or of their directories, does nothing: what was acknowledged is lost, and it is noticed."""
+    """The fsync of logs, or of directories, does nothing: acknowledged records are lost, which the test notices."""
     with powered_cluster(tmp_path, Random(3), lie=lie, config={"log.segment.bytes": 1024}) as powered:
         make_topics(powered, partitions := 6)
         appends = AppendWorkload(powered.cluster.bootstrap, partitions, racks={})

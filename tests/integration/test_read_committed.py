@@ -17,7 +17,7 @@ COMPACTED = {"cleanup.policy": "compact", "segment.bytes": "8192", "min.cleanabl
 
 
 def read(cluster: Cluster, isolation_level: IsolationLevel = "read_committed") -> list[tuple[int, bytes | None]]:
-    """Return (offset, value) of all that there is up to the end that such a reader has."""
+    """Return (offset, value) of all records up to the end for readers of this isolation level."""
     found: list[tuple[int, bytes | None]] = []
     with Consumer(cluster.bootstrap, isolation_level=isolation_level) as consumer:
         consumer.assign([PLACE])

@@ -25,7 +25,7 @@ ADDED = 4
 
 
 class Writer:
-    """Sends numbers one after the other, and remembers what was acknowledged and what was refused."""
+    """Sends numbers one after the other, and records which were acknowledged and which were refused."""
 
     def __init__(self, bootstrap: str) -> None:
         self.acknowledged: list[int] = []

@@ -116,7 +116,7 @@ class Monkey:
         self.cluster.resume(node_id)
 
     def freeze_two(self) -> None:
-        """Freeze two servers, the leader among them, so that there is no majority; they wake up one by one."""
+        """Freeze two servers, the leader among them, so that no majority is left; they wake up one after the other."""
         node_id = self.leader()
         frozen = [node_id, self.chance.choice(self.others(node_id))]
         for each in frozen:
@@ -243,7 +243,7 @@ FAULTS: dict[str, tuple[Callable[[Monkey], None], ...]] = {
 
 @contextmanager
 def tormented() -> Iterator[Monkey]:
-    """A cluster with clients at work; in the end it is whole, and what they saw is checked."""
+    """A cluster with clients at work; at the end it is whole, and the clients' observations are checked."""
     options = {"replica.lag.time.max.ms": 2_000}
     with WatchedCluster(nodes=3, can_be_partitioned=True, racks=RACKS, config=options) as cluster:
         with Admin(cluster.bootstrap) as admin:

@@ -1,4 +1,4 @@
-"""What a broker finds again after a restart, and what it leaves alone."""
+"""The state that a broker finds again after a restart, and the files that it leaves alone."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def _admin(cluster: Cluster) -> Admin:
 
 
 def _everywhere(cluster: Cluster, condition: Callable[[Admin], bool]) -> None:
-    """Wait until every broker says so by itself."""
+    """Wait until every broker, asked separately, agrees."""
     for address in cluster.bootstrap.split(","):
         with Admin(address, config=cluster.client_config) as admin:
             _eventually(lambda admin=admin: condition(admin))  # type: ignore[misc] # bound at once

@@ -76,7 +76,7 @@ async def _refusal(call: Any) -> str:
 
 @asynccontextmanager
 async def _stream(channel: aio.Channel, token: Metadata) -> AsyncIterator[Any]:
-    """Open a fetch stream, and return it once it stands: it has answered for a topic that there is not."""
+    """Open a fetch stream, and return it once it has answered for a topic that does not exist."""
     call: Any = channel.stream_stream(
         "/raftlog.v1.Log/Fetch",
         request_serializer=log_pb2.FetchRequest.SerializeToString,

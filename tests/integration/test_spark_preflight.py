@@ -1,4 +1,4 @@
-"""What the sink finds out on the driver, and in a task, on a real server, without a JVM."""
+"""The checks of the sink on the driver, and in a task, on a real server, without a JVM."""
 
 from __future__ import annotations
 

@@ -196,7 +196,8 @@ def test_a_topic_that_is_not_there_fails_the_query_and_names_it(spark: Any, clus
 
 @pytest.mark.parametrize("delivery", ["exactly-once", "at-least-once"])
 def test_a_stream_goes_on_over_a_killed_server(spark: Any, tmp_path: Path, delivery: str) -> None:
-    """At least once, what a task repeats may be there twice, but everything is there; exactly once it is not."""
+    """With at-least-once delivery, rows of a repeated task may be there twice, but none is missing; exactly once has no
+    repeats."""
     rows_per_batch = 20_000
     with Cluster() as cluster:
         with raftlog.Admin(cluster.bootstrap) as admin:

@@ -43,7 +43,7 @@ def topic(cluster: Cluster, request: pytest.FixtureRequest) -> str:
 
 
 def read(bootstrap: str, topic: str, *, isolation_level: IsolationLevel = "read_committed") -> list[bytes]:
-    """Return every value that there is to read now."""
+    """Return every value that is readable now."""
     found: list[bytes] = []
     with Consumer(bootstrap, isolation_level=isolation_level) as consumer:
         places = consumer.partitions_for(topic)
@@ -113,7 +113,7 @@ def test_a_batch_is_read_by_nobody_before_its_commit_and_by_all_after(cluster: C
 
 
 def test_what_is_dropped_does_not_hold_readers_up(cluster: Cluster, topic: str) -> None:
-    """Open stages keep read_committed consumers from what was written behind them."""
+    """Open stages keep read_committed consumers from records that were written behind them."""
     with StagedWriter(cluster.bootstrap, f"sink-{topic}", topic) as writer, Producer(cluster.bootstrap) as producer:
         dropped = staged(writer, topic, 0, [b"dropped"] * 9)
         for partition in range(_PARTITIONS):

@@ -82,7 +82,7 @@ def test_who_has_no_certificate_or_speaks_plaintext_is_told(cluster: Cluster, st
 
 @pytest.mark.long
 def test_spark_takes_the_same_settings(cluster: Cluster) -> None:
-    """Without a JVM: what the driver asks the cluster, and what a task reads, as Spark has them done."""
+    """Without a JVM: the driver's requests to the cluster, and a task's reads, as Spark makes them."""
     with Admin(cluster.bootstrap, config=cluster.client_config) as admin:
         admin.create_topic("for-spark", timeout=60)
     with Producer(cluster.bootstrap, config=cluster.client_config) as producer:

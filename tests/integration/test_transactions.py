@@ -77,8 +77,8 @@ def read(cluster: Cluster, topic: str, isolation: IsolationLevel = "read_committ
 
 
 def wait_until_read(cluster: Cluster, topic: str, expected: list[bytes]) -> None:
-    """Wait until markers are where they were late, which no commit waits for: what was decided is visible then, and
-    nothing else ever is."""
+    """Wait until late markers, for which no commit waits, are written: then decided transactions are visible, and no
+    others ever."""
     until = time.monotonic() + WAIT_S
     while (found := sorted(filter(None, read(cluster, topic)))) != sorted(expected):
         assert not Counter(found) - Counter(expected)

@@ -269,7 +269,7 @@ def until(what: str, holds: Callable[[], bool]) -> None:
 
 @contextlib.contextmanager
 def step(release: Release, name: str, longest_gap_s: float) -> Iterator[None]:
-    """Run one disturbance, wait until all is well again, and check what the clients saw of it."""
+    """Run one disturbance, wait until the cluster is healthy again, and check the clients' observations."""
     release.healthy()
     release.ask("step")
     begun_s = time.monotonic()
@@ -543,7 +543,7 @@ def test_a_fourth_broker_takes_its_share_has_a_full_volume_and_leaves_again(apar
 
 
 def is_full(release: Release) -> bool:
-    """Whether a broker refuses writes for want of space."""
+    """Whether a broker refuses writes because its disk is full."""
     report = json.loads(release.raftlog("doctor", "--interval", "0", "--fail-on", "never", "-o", "json"))
     return "disk-full" in {each["check"] for each in report["findings"]}
 

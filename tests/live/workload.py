@@ -34,7 +34,7 @@ SETTINGS = {
 
 
 class Checks:
-    """What was sent, acknowledged and read."""
+    """The records that were sent, acknowledged and read."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -70,7 +70,7 @@ class Checks:
             self.errors.append(f"{where}: {type(error).__name__}: {error}"[:500])
 
     def step(self) -> dict[str, Any]:
-        """Return what has happened since the last step; begin a new one."""
+        """Return the changes since the last step, and begin a new step."""
         with self.lock:
             gap_s = max(self._gap_s, time.monotonic() - self._last_s)
             acked, errors = len(self.places), len(self.errors)

@@ -70,7 +70,7 @@ class FixedClock:
 
 
 class Cluster:
-    """One node behind the service, and what the service asked the broker to wait for."""
+    """One node behind the service, and the conditions that the service asked the broker to wait for."""
 
     def __init__(self, metadata: MemoryMetadata, stub: Stub) -> None:
         self.metadata = metadata
@@ -153,7 +153,7 @@ class LogName(NamedTuple):
 
 
 class Description(NamedTuple):
-    """What a leader says of a partition."""
+    """A leader's view of a partition."""
 
     leader_epoch: int
     log_start_offset: int

@@ -57,7 +57,7 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class Poll:
-    """What one poll of a consumer gave, by partition and in order; and when it was called and returned, if noted."""
+    """The records of one poll of a consumer, by partition and in order; when it was called and returned, if noted."""
 
     consumer: int
     partition: int

@@ -1,4 +1,4 @@
-"""Producers and consumers that append to and poll a real cluster, and note what they saw for `append_checker`."""
+"""Producers and consumers that append to and poll a real cluster, and note their observations for `append_checker`."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class HeldDisk(Executor):
         return future
 
     def release(self) -> None:
-        """Do what was kept, and everything that comes from now on at once."""
+        """Run the kept calls, and run all later ones at once."""
         self.held = False
         kept, self._kept = self._kept, []
         for run in kept:
@@ -116,7 +116,7 @@ class Requests(Generic[T]):
 
 
 class Writer(Generic[T]):
-    """The server's side: keeps what was written; `stalled`: like a client that reads nothing."""
+    """The server's side: keeps the written messages; `stalled`: like a client that reads nothing."""
 
     def __init__(self) -> None:
         self.stalled = False
@@ -137,7 +137,7 @@ class Writer(Generic[T]):
             self._changed.notify_all()
 
     async def wait_for(self, count: int) -> list[T]:
-        """Return what was written once there are `count` messages."""
+        """Return the written messages once there are `count` of them."""
         async with self._changed:
             async with asyncio.timeout(WAIT_S):
                 await self._changed.wait_for(lambda: len(self.written) >= count)
@@ -145,7 +145,7 @@ class Writer(Generic[T]):
 
 
 class Followed:
-    """Stands in for the fetchers: what the registry wants followed now."""
+    """Stands in for the fetchers: holds the partitions that the registry wants to follow now."""
 
     def __init__(self) -> None:
         self.now: dict[tuple[bytes, int], tuple[FollowedPartition, int]] = {}
@@ -262,7 +262,7 @@ def image_with(
 
 
 def partition_records(image: MetadataImage) -> list[records_pb2.MetadataRecord]:
-    """Return the records that make the topic's partitions what they are in the image."""
+    """Return the records that create the topic's partitions as they are in the image."""
     return [partition_record(TOPIC_ID, part) for part in image.topics[TOPIC_ID].partitions]
 
 

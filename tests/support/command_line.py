@@ -1,4 +1,4 @@
-"""Commands in this process, what they leave, and a person at their terminal."""
+"""Commands in this process, their results, and a person at the terminal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from raftlog.cli import main
 
 
 class Ran(NamedTuple):
-    """What a command left: its exit code and what it printed."""
+    """The result of a command: its exit code and its output."""
 
     code: int
     out: str

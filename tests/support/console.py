@@ -70,7 +70,7 @@ class Silent:
 
 
 class Reply(NamedTuple):
-    """What the console answered."""
+    """The console's response."""
 
     code: int
     headers: dict[str, str]

@@ -28,7 +28,7 @@ class EpochLog:
 
     @property
     def cache(self) -> LeaderEpochCache:
-        """What the broker's cache would hold."""
+        """The content that the broker's cache would have."""
         entries = dict[int, int]()
         for offset, epoch in enumerate(self.epochs, self.start):
             entries.setdefault(epoch, offset)

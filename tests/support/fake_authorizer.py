@@ -1,4 +1,4 @@
-"""An authorizer that allows what a test says, and keeps what it was asked."""
+"""An authorizer that allows what a test configures, and records the questions."""
 
 from __future__ import annotations
 

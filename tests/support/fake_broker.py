@@ -111,7 +111,7 @@ class Partition:
         return base
 
     def append_raw(self, batch: bytes) -> None:
-        """Append a batch as it is, for what no producer may send; it carries its own offsets."""
+        """Append a batch unchanged, for batches that no producer may send; it carries its own offsets."""
         self.batches.append(batch)
         self.end = parse_header(batch).next_offset
         self.touch()
@@ -240,11 +240,11 @@ class FakeCluster:
             await self._thawed[node].wait()
 
     def hold_acks(self) -> None:
-        """Let no node answer what is produced, which is appended all the same."""
+        """Let no node answer produce requests; the batches are appended nevertheless."""
         self.call(lambda: setattr(self, "_acks_released", asyncio.Event()))
 
     def release_acks(self) -> None:
-        """Answer what was held back, and everything from now on."""
+        """Send the withheld answers, and answer at once from now on."""
 
         def release() -> None:
             assert self._acks_released is not None, "acks are held"
@@ -259,7 +259,7 @@ class FakeCluster:
             await self._acks_released.wait()
 
     def fall_behind(self, node: int) -> None:
-        """Let a node hear of no change of the metadata any more."""
+        """Let a node receive no further changes of the metadata."""
 
         def note() -> None:
             self._behind[node] = self.metadata_of(node)

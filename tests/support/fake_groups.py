@@ -45,7 +45,7 @@ class FakeGroup:
 
 
 class FakeGroups:
-    """All groups of a cluster, what goes wrong with them, and what was asked."""
+    """All groups of a cluster, the faults to inject, and the requests."""
 
     def __init__(self) -> None:
         self.groups: dict[str, FakeGroup] = {}

@@ -29,7 +29,7 @@ Parts = set[TopicPartition]
 
 
 class Member:
-    """What the coordinator has of one member."""
+    """The coordinator's state of one member."""
 
     def __init__(self, member_id: str) -> None:
         self.member_id = member_id

@@ -368,7 +368,7 @@ class MetadataNode(metadata_pb2_grpc.MetadataServicer):
 
 
 class AdminNode(admin_pb2_grpc.AdminServicer):
-    """Topics only; what the real broker's tests cover is not here."""
+    """Supports topics only; tests with the real broker cover the rest."""
 
     AlterReassignments = DescribeReplicas = AlterClientQuotas = DescribeClientQuotas = None  # type: ignore[assignment] # unused
     AlterConfigs = CreatePartitions = DescribeConfigs = DescribeTopicConfigs = DescribeLogDirs = None  # type: ignore[assignment] # unused

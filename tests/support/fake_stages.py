@@ -226,7 +226,7 @@ class StageNode(TransactionNode):
 
 
 class FakeStageCluster(FakeCluster):
-    """A `FakeCluster` that knows stages. Its consumers see everything: `committed` is what they should see."""
+    """A `FakeCluster` that knows stages. Its consumers see all records; `committed` has those that they should see."""
 
     transaction_node = StageNode
 

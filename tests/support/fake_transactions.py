@@ -100,7 +100,7 @@ class TransactionPartition(Partition):
 
 @dataclass
 class FakeTransaction:
-    """What the coordinator knows of a transactional id."""
+    """The coordinator's state of a transactional id."""
 
     producer_id: int
     epoch: int
@@ -115,7 +115,7 @@ class FakeTransaction:
 
 
 class FakeTransactions:
-    """All transactional ids of a cluster, what goes wrong with them, and what was asked."""
+    """All transactional ids of a cluster, the faults to inject, and the requests."""
 
     def __init__(self, cluster: TransactionCluster) -> None:
         self.cluster = cluster

@@ -1,4 +1,4 @@
-"""HTTP/2 by hand (RFC 9113): what a client sends that keeps to no rule of gRPC, and what the server grants it."""
+"""HTTP/2 by hand (RFC 9113): frames of a client that follows no rule of gRPC, and the server's grants."""
 
 from __future__ import annotations
 

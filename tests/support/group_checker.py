@@ -25,7 +25,7 @@ NEVER = float("inf")
 
 
 class Given(NamedTuple):
-    """What one poll handed out of a partition: when it was called, and when the member was done with the records."""
+    """The records of a partition that one poll returned: when it was called, and when the member had processed them."""
 
     asked_at: float
     done_at: float
@@ -254,7 +254,7 @@ def _ahead(history: History) -> Iterator[Anomaly]:
 
 
 def _starts(history: History) -> Iterator[Anomaly]:
-    """A member begins where the group is: at what was committed last, or above, if commits were under way."""
+    """A member begins at the group's last committed offset, or above it if commits were in flight."""
     said = _said(history)
     for span in history.spans:
         start = span.given[0].offsets[0] if span.given else None

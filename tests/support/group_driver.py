@@ -58,7 +58,7 @@ class Topics:
 
 @dataclass(eq=False)
 class Stream:
-    """One stream, or call: what was sent to it, in order."""
+    """One stream, or call: the messages that it was sent, in order."""
 
     name: str = ""
     got: list[Message | Reply | RaftlogError | None] = field(default_factory=list)
@@ -87,7 +87,7 @@ class Stream:
 
 
 def partitions_of(assignment: group_pb2.GroupAssignment) -> set[tuple[str, int]]:
-    """Return what an assignment says, by name."""
+    """Return the partitions of an assignment, by topic name."""
     return {(topic.topic, number) for topic in assignment.topics for number in topic.partitions}
 
 

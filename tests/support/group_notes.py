@@ -15,7 +15,7 @@ Event = dict[str, Any]
 
 @dataclass
 class Noted:
-    """What one process has noted."""
+    """The notes of one process."""
 
     spans: list[Span] = field(default_factory=list)
     commits: list[Commit] = field(default_factory=list)

@@ -212,7 +212,7 @@ class GroupWorkload:
 
     @property
     def observations(self) -> list[Observation]:
-        """What was observed so far."""
+        """The observations so far."""
         return list(self._observer.observations)
 
     @property

@@ -1,4 +1,4 @@
-"""A group of consumers in a fake cluster, for tests: what they were told, and what was committed."""
+"""A group of consumers in a fake cluster, for tests: the calls of their listeners, and the committed offsets."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class World:
 
 
 def until(done: Callable[[], object], *consumers: Consumer, within_s: float = 30.0) -> list[Record]:
-    """Poll until it is done; return what was read."""
+    """Poll until the condition holds; return the records."""
     deadline = time.monotonic() + within_s
     found: list[Record] = []
     while not done():

@@ -55,7 +55,7 @@ class Message:
 
 @dataclass
 class Stream:
-    """Messages in order to one node, and what the node keeps of the stream."""
+    """Messages in order to one node, and the node's state of the stream."""
 
     node: int
     to_come: deque[Message] = field(default_factory=deque)
@@ -182,7 +182,7 @@ class Link:
         self._deliver(self.stream)
 
     def deliver_leftover(self) -> None:
-        """What was written to a stream that the client has given up arrives all the same."""
+        """Messages on a stream that the client has given up still arrive."""
         if self.leftovers:
             self._deliver(self.chance.choice(self.leftovers))
 

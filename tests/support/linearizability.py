@@ -76,7 +76,7 @@ class NotLinearizable(AssertionError):
 def check_by_key(
     history: Iterable[Operation], model: Model[State], key_of: Callable[[Operation], Key]
 ) -> dict[Key, int]:
-    """Check the operations of each key by themselves; return how many each had.
+    """Check the operations of each key separately; return how many each key had.
 
     Raises:
         NotLinearizable: naming the key.

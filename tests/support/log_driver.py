@@ -214,7 +214,7 @@ class LogDriver:
         self.durable_start = self.start
 
     def crash(self, dice: Random | None) -> None:
-        """Lose power (None: kill -9) and start again; the model follows what the log then has."""
+        """Lose power (None: kill -9) and start again; the model takes over the log's content."""
         self.storage.crash(dice)
         self.open()
         log = self.log
@@ -274,7 +274,7 @@ class LogDriver:
         return self.log.log_end_offset <= end and self.log.log_end_offset in ends and self.stored_batches() == expected
 
     def check(self) -> None:
-        """The log holds exactly what the model says, byte for byte."""
+        """The log has exactly the model's content, byte for byte."""
         log = self.log
         assert log.log_end_offset == self.end
         assert log.log_start_offset == self.start

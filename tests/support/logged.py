@@ -13,5 +13,5 @@ def records_of(caplog: pytest.LogCaptureFixture, logger: str) -> list[logging.Lo
 
 
 def lines_of(caplog: pytest.LogCaptureFixture, logger: str) -> list[str]:
-    """Return what they say."""
+    """Return the logged messages."""
     return [record.getMessage() for record in records_of(caplog, logger)]

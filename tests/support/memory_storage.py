@@ -207,7 +207,7 @@ class MemoryStorage:
         self.fail_if_due(op, path)
 
     def fail_if_due(self, op: str, path: str) -> None:
-        """Raise what a fault has for this operation."""
+        """Raise the error that a fault has for this operation."""
         for fault in self.faults:
             if fault.op == op and fnmatch.fnmatch(path, fault.path):
                 if fault.skip:

@@ -10,7 +10,7 @@ Chooser = Callable[[int], int]
 
 
 def nothing_survives(count: int) -> int:
-    """Only what was synced is left."""
+    """Keep only the synced content."""
     return 0
 
 
@@ -73,7 +73,8 @@ class _File:
         return other
 
     def survivor(self, choose: Chooser) -> _File:
-        """Return what a power loss leaves: of the changes since the sync the first few, of the last write any part."""
+        """Return the content after a power loss: of the changes since the sync, the first few; of the last write, any
+        part."""
         synced = self.content[: self._synced_size] if self._synced is None else self._synced
         left = _File(bytes(synced), self._synced_zeros)
         kept = choose(len(self.changes) + 1)
@@ -118,7 +119,8 @@ class MemoryDisk:
         return disk
 
     def after_kill(self) -> MemoryDisk:
-        """Return the disk as the next process finds it: everything is there, but synced is only what was before."""
+        """Return the disk as the next process finds it: all content is there, but only the content from before is
+        synced."""
         disk = MemoryDisk()
         copies = {id(file): file.copy() for state in self._name_states for file in state.values()}
         disk._name_states = [{name: copies[id(f)] for name, f in state.items()} for state in self._name_states]

@@ -30,7 +30,7 @@ BROKERS = (1, 2, 3, 4)
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One command of a life: the image before it, what was decided, and the image after."""
+    """One command of a life: the image before it, the decision, and the image after it."""
 
     before: MetadataImage
     command: MetadataCommand
@@ -104,7 +104,7 @@ def _restart(broker_id: int, clean: bool, same_directory: bool, synced: bool, un
 
 
 def _alter_partition(topic: int, partition: int, members: list[int]) -> Step:
-    """What a leader would ask for: itself, and some of the replicas (by their places)."""
+    """The ISR that a leader would request: itself, and some of the replicas (by their positions)."""
 
     def command(image: MetadataImage) -> MetadataCommand:
         known = image.partition(make.uuid_of(topic), partition)

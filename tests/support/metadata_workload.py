@@ -78,7 +78,7 @@ def without_unread_values(history: Iterable[Operation]) -> list[Operation]:
 
 @dataclass(slots=True)
 class Barrier:
-    """What a linearizable description of the cluster said."""
+    """The result of a linearizable description of the cluster."""
 
     invoked_at: float
     returned_at: float

@@ -70,7 +70,7 @@ def throttles(server: AdminServer) -> list[str]:
 
 
 def settle(server: AdminServer) -> None:
-    """Do what the controller does after every change: elect leaders where that is due, once others have let go."""
+    """Act as the controller after every change: elect leaders that are due, once the previous ones have released."""
     while partitions := [
         *unsettled(server.image),
         *(

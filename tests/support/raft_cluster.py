@@ -191,7 +191,7 @@ class RaftCluster:
         self.connect()
 
     def kill(self, node_id: int, *, power: bool = True) -> None:
-        """End a process; with `power` its machine loses what was not synced."""
+        """End a process; with `power`, its machine loses unsynced content."""
         host = self.hosts[node_id]
         host.running = False
         for other in self.ids:
@@ -219,7 +219,7 @@ class RaftCluster:
         return found
 
     def settle(self, only: set[tuple[int, int]] | None = None, limit: int = 1000) -> None:
-        """Deliver and cycle until nothing happens any more, without moving the clock."""
+        """Deliver messages and cycle until there is nothing left to do, without moving the clock."""
         for _ in range(limit):
             busy = self.deliver(only)
             for host in self.hosts.values():

@@ -1,4 +1,4 @@
-"""A client without the SDK: what a stranger's implementation, or a malicious one, could send."""
+"""A client without the SDK: it sends requests as another implementation, or a malicious one, could."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class RawClient:
         return response.topics[0].topic_id
 
     async def metadata(self, request: metadata_pb2.MetadataRequest) -> metadata_pb2.MetadataResponse:
-        """Return what the broker knows of the cluster."""
+        """Return the broker's metadata of the cluster."""
         stub = metadata_pb2_grpc.MetadataStub(self.channel)
         response: metadata_pb2.MetadataResponse = await stub.Get(request, timeout=TIMEOUT_S)
         return response
@@ -72,7 +72,7 @@ class RawClient:
         transactional_id: str = "",
         sink_id: str = "",
     ) -> log_pb2.ProduceResult:
-        """Send one batch on the shared stream, in a new chain, and return what the broker says of it."""
+        """Send one batch on the shared stream, in a new chain, and return the broker's result."""
         if self._call is None:
             self._call = self.produce_call()
         self._sent += 1

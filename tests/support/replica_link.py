@@ -17,7 +17,7 @@ async def settle() -> None:
 
 
 class ReplicaLink:
-    """What one follower of a partition says and hears. `acks`: held ends are told as they are flushed."""
+    """The messages of one follower of a partition. `acks`: durable ends are reported as they are flushed."""
 
     def __init__(self, leader: Partition, follower: Following, replica: Replica) -> None:
         self.leader = leader

@@ -57,7 +57,7 @@ class Batch(NamedTuple):
 
 
 class Bytes(NamedTuple):
-    """What a read returns."""
+    """The result of a read."""
 
     records: bytes
     next_offset: int
@@ -280,7 +280,7 @@ class Followed:
             self.flush()
 
     def flush(self) -> None:
-        """What was appended is held now."""
+        """Make the appended records durable."""
         self.held = self.log.end
         waiting, self._waiting = self._waiting, {}
         for on_durable in waiting:
@@ -404,7 +404,7 @@ class Stream:
         self.follower.lost()
 
     def send_requests(self) -> bool:
-        """Carry what the follower has to say; return whether that was anything."""
+        """Carry the follower's messages; return whether there were any."""
         any_sent = False
         while (request := self._take_request()) is not None:
             self.requests.append(replication_pb2.ReplicateRequest.FromString(request.SerializeToString()))

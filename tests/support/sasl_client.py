@@ -24,7 +24,7 @@ def secure_channel(address: str, ca_file: Path, certificate: Path | None = None)
 async def log_in(
     channel: aio.Channel, user: str, password: str, mechanism: str = "SCRAM-SHA-512"
 ) -> security_pb2.AuthenticateResponse:
-    """Return the answer with a token; the server has shown that it knows the password as well.
+    """Return the answer with a token; the server has proved that it knows the password too.
 
     Raises:
         RaftlogError: what the answer says.

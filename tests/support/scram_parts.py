@@ -51,7 +51,7 @@ class Book:
 def credential(
     user: str, password: str, mechanism: Mechanism = SCRAM_SHA_512, version: int = 1, iterations: int = 4096
 ) -> Credential:
-    """Return what a password is checked by."""
+    """Return the values that a password is checked with."""
     made = ScramMechanism(MECHANISM_NAMES[mechanism]).make_auth_info(password, iterations)
     salt, stored_key, server_key, _ = made
     return Credential(user, mechanism, iterations, version, salt, stored_key, server_key)

@@ -121,7 +121,7 @@ class Tally:
         return HeartbeatAnswer(member_epoch=command.number) if isinstance(command, Echo) else None
 
     def next_deadline_ms(self) -> float | None:
-        """Return what the test has set."""
+        """Return the values that the test has set."""
         return self.deadline_ms
 
     def on_time(self, now: Now) -> Decision:

@@ -20,7 +20,7 @@ DIRECTORY = f"{LOG_DIR}/topic-0"
 
 
 class Entry(NamedTuple):
-    """What was appended at `base_offset`: records of a producer (-1: of none), or its marker (`commit` is set)."""
+    """One append at `base_offset`: records of a producer (-1: no producer), or its marker (`commit` is set)."""
 
     base_offset: int
     next_offset: int
@@ -58,7 +58,7 @@ def transactions_in(chain: list[Entry]) -> list[Transaction]:
 
 
 def chain_of(log: PartitionLog) -> list[Entry]:
-    """Return what a log holds, read batch by batch."""
+    """Return the content of a log, read batch by batch."""
     chain, offset = [], log.log_start_offset
     while offset < log.log_end_offset:
         read = log.read(offset, 1 << 20, log.log_end_offset, blocking=True)
@@ -151,7 +151,7 @@ class TransactionHistory:
                 self.chain.append(Entry(offset, offset + 1, marker.producer_id, marker.producer_epoch, marker.commit))
 
     def replicate(self, batches: int = 1_000) -> None:
-        """Copy what the follower lacks, at most so many batches."""
+        """Copy batches that the follower lacks, at most this many."""
         follower = self.replicas[1 - self.leader].log
         for _ in range(batches):
             if follower.log_end_offset >= self.log.log_end_offset:
@@ -161,7 +161,7 @@ class TransactionHistory:
             follower.append_stamped(read.records, now_ms=self.now_ms)
 
     def flush(self, which: int) -> None:
-        """Make what a replica has durable."""
+        """Make the content of a replica durable."""
         self.replicas[which].log.flush()
 
     def commit(self, share: float = 1.0) -> None:
@@ -242,7 +242,7 @@ class TransactionHistory:
     # What must hold
 
     def check(self) -> None:
-        """Both replicas know what the model knows of the part of the log that they have."""
+        """Both replicas agree with the model on the part of the log that they have."""
         for log in self.logs:
             self.check_log(log)
         stable = self.log.last_stable_offset
@@ -250,7 +250,7 @@ class TransactionHistory:
         self.last_stable_offset = stable
 
     def check_log(self, log: PartitionLog) -> None:
-        """A replica knows what the model knows of the part of the log that it has."""
+        """A replica agrees with the model on the part of the log that it has."""
         chain = [entry for entry in self.chain if entry.base_offset < log.log_end_offset]
         transactions = transactions_in(chain)
         unstable = [
@@ -302,7 +302,7 @@ class TransactionHistory:
 
     @staticmethod
     def _visible(log: PartitionLog, start: int, end: int) -> list[int]:
-        """Return the base offsets of what a reader of committed records gets, by protocol."""
+        """Return the base offsets of the batches that a reader of committed records gets, by protocol."""
         found, offset = [], start
         while offset < end:
             read = log.read(offset, 500, end, blocking=True)

@@ -85,7 +85,7 @@ class TransactionalKeyedLog(KeyedLog):
         return True
 
     def stop(self, dice: Random | None) -> None:
-        """Lose power (None: kill -9) and start again; what was not committed may be gone."""
+        """Lose power (None: kill -9) and start again; uncommitted content may be gone."""
         super().stop(dice)
         end = self.log.log_end_offset
         for offset, producer_id, records, commit in reversed(self.decided):
@@ -130,7 +130,7 @@ class TransactionalKeyedLog(KeyedLog):
         return found
 
     def rebuilt(self) -> ProducerStates:
-        """Return what the log alone says of its producers, without any snapshot."""
+        """Return the state of producers that follows from the log alone, without a snapshot."""
         log = self.log
         return rebuild_producers(
             self.storage, log.directory, (), log.segments, log.log_end_offset, log.producers.limits, self.clock.now

@@ -29,7 +29,7 @@ def after(records: list[Record]) -> dict[TopicPartition, int]:
 
 
 def back_to_committed(consumer: Consumer) -> None:
-    """Read again what the transaction that was aborted had read."""
+    """Read the inputs of the aborted transaction again."""
     for part, committed in consumer.committed().items():
         try:
             if committed is None:

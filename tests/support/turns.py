@@ -14,7 +14,7 @@ class Turns:
         self.count = 0
 
     async def run(self) -> None:
-        """Take every turn that there is."""
+        """Run all turns that are due."""
         while True:
             await asyncio.sleep(0)
             self.count += 1

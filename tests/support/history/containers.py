@@ -57,7 +57,7 @@ def drawn(
     recorded: Callable[[], Iterable[Recorded]],
     noted: Callable[[], Iterable[Operation]],
 ) -> Iterator[None]:
-    """Draw the history of a block, however it ends: what was recorded, and what clients have noted themselves."""
+    """Draw the history of a block, however it ends, from the recorded operations and the clients' own notes."""
     roles.start()
     error: BaseException | None = None
     try:

@@ -177,7 +177,7 @@ class Recorder:
 
     @contextmanager
     def fault(self, name: str, *targets: int) -> Iterator[None]:
-        """Note what a block does to the cluster."""
+        """Record a fault of the cluster over the block."""
         self.faults.append(Fault(name, time.monotonic(), None, targets))
         index = len(self.faults) - 1
         try:

@@ -1,4 +1,4 @@
-"""Operations out of what the workloads of `tests/support` have noted, also while they run or after they failed."""
+"""Operations from the notes of the workloads in `tests/support`, even while these run, or after they failed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def of_appends(workload: AppendWorkload) -> Iterator[Operation]:
 
 
 def sends(appends: Iterable[Append], client: str) -> Iterator[Operation]:
-    """What one producer sent; whether what has no offset is there is not known."""
+    """The records that one producer sent; whether those without an offset are in the log is unknown."""
     for each in appends:
         where = "no answer" if each.offset is None else f"at {each.partition}:{each.offset}"
         outcome: Outcome = "unknown" if each.offset is None else "ok"
@@ -45,7 +45,8 @@ def polls(noted: Iterable[Poll], client: str = "consumer") -> Iterator[Operation
 
 
 def of_group(workload: GroupWorkload) -> Iterator[Operation]:
-    """What was sent, what members were handed and committed, and what an observer was told of that."""
+    """The records sent, the records returned to members and committed, and the committed offsets that an observer was
+    told."""
     for partition, (sent_at, answered_at) in enumerate(workload.sends):
         yield from rows("sender", partition, sent_at, answered_at)
     noted = workload.notes().values()
@@ -72,7 +73,7 @@ def commits(noted: Iterable[Commit]) -> Iterator[Operation]:
 
 
 def observations(noted: Iterable[Observation]) -> Iterator[Operation]:
-    """What an administrator was told is committed: one operation for the partitions of one answer."""
+    """The committed offsets that an administrator was told: one operation for the partitions of one answer."""
     by_call: dict[tuple[float, float], dict[int, int]] = {}
     for each in noted:
         by_call.setdefault((each.invoked_at, each.returned_at), {})[each.partition] = each.offset
@@ -81,7 +82,7 @@ def observations(noted: Iterable[Observation]) -> Iterator[Operation]:
 
 
 def of_durable_writes(workload: DurableWrites) -> Iterator[Operation]:
-    """What bulk writers had acknowledged, many in one operation, and what had no answer."""
+    """The acknowledged records of bulk writers, many in one operation, and those without an answer."""
     for writer in workload.writers:
         for partition, (sent_at, answered_at) in enumerate(zip(writer.sent_at, writer.answered_at, strict=True)):
             yield from rows(f"writer-{writer.number}", partition, sent_at, answered_at)

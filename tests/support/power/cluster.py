@@ -1,4 +1,4 @@
-"""A `raftlog.testing.Cluster` whose servers lose power: killed, and what they had not synced is gone."""
+"""A `raftlog.testing.Cluster` whose servers lose power: they are killed, and all unsynced content is gone."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class PoweredCluster:
         return losses
 
     def kill(self, *node_ids: int) -> None:
-        """Kill servers; their disks keep what they were given."""
+        """Kill servers; their disks keep all written content."""
         self._kill(node_ids)
         for node_id in node_ids:
             self._disks[node_id].settle()
@@ -49,7 +49,7 @@ class PoweredCluster:
             time.sleep(0.002)
 
     def report(self) -> str:
-        """Return what was lost so far, for the message of a test that fails."""
+        """Return the losses so far, for the message of a failed test."""
         return "\n".join(f"cut of server {node_id}: {loss}" for node_id, loss in self.losses)
 
 

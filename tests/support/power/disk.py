@@ -64,7 +64,7 @@ def powered(*, sync_us: int = 2_000, lie: str = "") -> Iterator[None]:
 
 @dataclass
 class Loss:
-    """What a cut has done, for messages."""
+    """The result of a cut, for messages."""
 
     names: str
     lost_names: list[str] = field(default_factory=list)
@@ -144,7 +144,7 @@ class PoweredDisk:
         self._begin()
 
     def _begin(self) -> None:
-        """What is there now is durable."""
+        """Make the present content durable."""
         shutil.rmtree(self._home, ignore_errors=True)
         (self._home / "graveyard").mkdir(parents=True)
         self._baseline = Tree.scan(self.data)
@@ -183,7 +183,7 @@ class PoweredDisk:
         return outcome
 
     def cut(self, chance: Random) -> Loss:
-        """Have `data` be what the disk might have had, of which everything is durable then. Raises as `outcome`."""
+        """Turn `data` into a possible content after a power cut; all of it is durable then. Raises as `outcome`."""
         outcome = self.outcome(chance)
         fresh = self.data.with_name("data.new")
         outcome.make(fresh)

@@ -24,7 +24,7 @@ Node = int
 
 
 class Kind(IntEnum):
-    """What a record notes."""
+    """The kinds of records."""
 
     CREATE = 1
     MAKE_DIRECTORY = 2

@@ -1,4 +1,4 @@
-"""What a disk may have when the power goes: which names, and which bytes. Chance decides; what is durable stays."""
+"""The possible contents of a disk after a power cut: names and bytes. Chance decides; durable content stays."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def _cuts(change: Change) -> bool:
 
 
 def _undo(content: bytearray, changes: Sequence[Change]) -> None:
-    """Take changes back, the last one first; each has what was there before it."""
+    """Undo changes, the last one first; each change has the content before it."""
     for change in reversed(changes):
         if change.old:
             if len(content) < change.offset + len(change.old):

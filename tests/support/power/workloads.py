@@ -210,7 +210,7 @@ class Commits(Client):
                     self.done = self._asked
 
     def check(self) -> None:
-        """See that the offset is not below what was acknowledged, nor above what was asked for."""
+        """Check that the offset is not below the acknowledged one, nor above the requested one."""
         with self._lock:
             deadline_s = time.monotonic() + _READ_S
             while True:

@@ -196,7 +196,8 @@ def test_controllers_can_be_rolled_after_the_brokers(helm: Path) -> None:
 
 
 def test_tls_is_turned_on_in_steps_in_which_nodes_understand_each_other(helm: Path, tmp_path: Path) -> None:
-    """Each pair of neighbours is what a rolling upgrade runs side by side: what one speaks the other takes."""
+    """Each pair of neighbouring steps runs side by side in a rolling upgrade: each accepts the protocol that the other
+    uses."""
     secrets = {"brokers": "a", "controllers": "b", "clients": "c"}
     steps: list[dict[str, object]] = [
         {"insecure": True},

@@ -269,7 +269,7 @@ def test_controllers_know_no_passwords(render: Render) -> None:
 
 
 def test_turning_it_on_has_neighbours_that_understand_each_other(render: Render, tmp_path: Path) -> None:
-    """What the chart's clients speak in one step, brokers of the steps beside it take: they run side by side."""
+    """Brokers of the neighbouring steps accept the protocol of the chart's clients: they run side by side."""
     steps: list[Values] = [
         {"tls": TLS},
         {"tls": TLS, "auth": {**AUTH, "migration": "prepare"}},

@@ -1,4 +1,4 @@
-"""What the chart renders to, looked at as a platform team would: against Kubernetes' schemas, and its own rules."""
+"""The rendered chart, examined as by a platform team: against Kubernetes' schemas, and the project's own rules."""
 
 from __future__ import annotations
 
@@ -119,7 +119,8 @@ def covers(name: str, host: str) -> bool:
 
 
 class Pod(NamedTuple):
-    """What the start script of a pod gave its server, and what it left for commands in the pod."""
+    """The settings that a pod's start script passes to its server, and the files that it leaves for commands in the
+    pod."""
 
     stateful: Manifest
     config: BrokerConfig

@@ -1,4 +1,4 @@
-"""docs/operations.md knows every alert, its files are taken; commands of all pages are ones that there are."""
+"""docs/operations.md names every alert, servers accept its files, and commands on all pages exist."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def bare_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture
 def python(tmp_path: Path) -> MakePython:
-    """Return how to make a Python that answers the search for packages with what a shell script prints."""
+    """Return how to make a Python that answers the search for packages with the output of a shell script."""
 
     def make(name: str, script: str) -> str:
         path = tmp_path / "bin" / name

@@ -1,4 +1,4 @@
-"""Columns of the sink: what a query may have, and the split by topic."""
+"""Columns of the sink: those that a query may have, and the split by topic."""
 
 from __future__ import annotations
 

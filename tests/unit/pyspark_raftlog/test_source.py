@@ -1,4 +1,4 @@
-"""What the source plans, against a cluster that is a dictionary."""
+"""The plans of the source, against a cluster that is a dictionary."""
 
 from __future__ import annotations
 

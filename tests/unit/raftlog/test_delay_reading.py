@@ -1,4 +1,4 @@
-"""What a delay queue does before and after a poll, and what it commits."""
+"""The actions of a delay queue before and after a poll, and the offsets that it commits."""
 
 from __future__ import annotations
 

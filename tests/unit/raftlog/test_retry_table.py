@@ -1,4 +1,4 @@
-"""The wire contract says what a client does after each error, and the SDK does that."""
+"""The wire contract says how a client reacts to each error, and the SDK does so."""
 
 from __future__ import annotations
 

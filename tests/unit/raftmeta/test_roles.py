@@ -212,7 +212,7 @@ def test_a_denial_wins_wherever_it_stands() -> None:
 
 
 def test_a_permission_of_a_role_closes_what_is_open_without_acls() -> None:
-    """Even if no principal has the role: a resource that a role names is no longer everybody's."""
+    """Even if no principal has the role: a resource that a role names is no longer open to everyone."""
     assert index(clerk=Role("clerk", held(acl("orders")))).has_acls(WireAcl.TOPIC, "orders")
 
 

@@ -1,4 +1,4 @@
-"""What a broker has appended as leader and holds only after it has become a follower, with real partitions."""
+"""Records that a broker appended as leader and synced only after it had become a follower, with real partitions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One leader's term: what commits, which follower may stay or join, and what no follower can do."""
+"""One leader's term: when records commit, which followers stay or join, and the limits of a follower's reports."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def test_a_replica_joins_when_it_holds_the_committed_and_the_epochs_start() -> N
 
 
 def test_a_high_watermark_that_is_behind_does_not_let_it_in() -> None:
-    """The high watermark of a new leader may be below what was committed: it takes the epoch's start as well."""
+    """The high watermark of a new leader may be below the committed end, so it also needs the epoch's start."""
     state = leader(end=100, mark=80, isr=(1, 2))
     state.opened(THREE, 90, 1.0)
     assert state.wanted_isr(ACTIVE, 1.0) is None

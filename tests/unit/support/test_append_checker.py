@@ -1,4 +1,4 @@
-"""The checker of appends and polls notices each anomaly, and accepts what a correct log may do."""
+"""The checker of appends and polls notices each anomaly, and accepts every behavior of a correct log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the checker of durable writes accepts, and what it does not."""
+"""The histories that the checker of durable writes accepts, and those that it refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The checker of consumer groups notices each anomaly, and accepts what a correct group may do."""
+"""The checker of consumer groups notices each anomaly, and accepts every behavior of a correct group."""
 
 from __future__ import annotations
 

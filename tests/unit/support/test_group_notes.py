@@ -1,4 +1,4 @@
-"""What a member has noted becomes spans and commits."""
+"""A member's notes become spans and commits."""
 
 from __future__ import annotations
 

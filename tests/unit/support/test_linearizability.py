@@ -1,4 +1,4 @@
-"""The checker itself: it accepts what has an order and rejects what has none."""
+"""The checker itself: it accepts histories that have an order, and rejects those that have none."""
 
 from __future__ import annotations
 

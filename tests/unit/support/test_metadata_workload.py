@@ -1,4 +1,4 @@
-"""What the chaos test checks with would notice."""
+"""The checks of the chaos test notice violations."""
 
 from __future__ import annotations
 

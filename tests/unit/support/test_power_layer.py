@@ -1,4 +1,4 @@
-"""The layer that cuts power: what small programs sync is there afterwards, and what they do not may be gone."""
+"""The layer that cuts power: content that small programs sync survives, and unsynced content may be gone."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Files = dict[str, bytes]
 
 
 def run(directory: Path, program: str, *, lie: str = "") -> list[Files]:
-    """Run a program, which is killed at its end, and return what is there after a cut for each seed."""
+    """Run a program, which is killed at its end, and return the content after a cut, for each seed."""
     disk = PoweredDisk(directory)
     program = f"{BEGIN}OLD, NEW = {OLD!r}, {NEW!r}\n{program}\nos.kill(os.getpid(), 9)"
     with powered(sync_us=0, lie=lie):
@@ -50,7 +50,7 @@ def run(directory: Path, program: str, *, lie: str = "") -> list[Files]:
 
 @pytest.fixture
 def outcomes(tmp_path: Path) -> Callable[..., list[Files]]:
-    """Give what is there after a program and a cut, for each seed."""
+    """Return the content after a program and a cut, for each seed."""
     runs = count()
     return lambda program, lie="": run(tmp_path / str(next(runs)), program, lie=lie)
 

@@ -1,4 +1,5 @@
-"""What a power loss may leave of files and names: never less than was durable, never bytes that were not written."""
+"""The possible files and names after a power loss: never less than the durable content, never bytes that were not
+written."""
 
 from __future__ import annotations
 

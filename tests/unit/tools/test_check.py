@@ -1,4 +1,4 @@
-"""The checks of `./dev check` notice what they are there for."""
+"""The checks of `./dev check` find the problems that they are for."""
 
 from __future__ import annotations
 

@@ -461,7 +461,7 @@ class Listening:
 
 
 def test_a_notice_leaves_once_what_it_is_about_is_committed(tmp_path: Path) -> None:
-    """Markers of a decision that is not committed would tell of what the next coordinator knows nothing of."""
+    """Markers of an uncommitted decision would reveal a decision that the next coordinator does not know."""
 
     async def scenario() -> None:
         async with frame_on(tmp_path) as frame:

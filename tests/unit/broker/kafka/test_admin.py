@@ -47,7 +47,7 @@ class Late:
         return admin_pb2.DescribeConfigsResponse(entries=[admin_pb2.ConfigEntry(key="cleanup.policy", value=value)])
 
     def alter(self, key: int, configs: list[dict[str, object]]) -> admin_pb2.AlterConfigsRequest:
-        """Ask for a change of a topic's configs, and return what the broker asks the controllers for."""
+        """Ask for a change of a topic's configs, and return the broker's requests to the controllers."""
         resource = {"resource_type": 2, "resource_name": "t", "configs": configs}
         request = {"resources": [resource], "validate_only": False}
 

@@ -570,7 +570,7 @@ def due() -> TransactionalKeyedLog:
 
 
 def day(log: TransactionalKeyedLog) -> None:
-    """Compact, then let housekeeping remove what was replaced."""
+    """Compact, then let housekeeping remove the replaced files."""
     assert log.clean()
     log.clock.now += 20
     log.manager.run_housekeeping_once(log.clock.now)
@@ -642,7 +642,7 @@ FOLLOWER_CONFIG = LogConfig(
 
 
 def follow(follower: TransactionalKeyedLog, leader: TransactionalKeyedLog, up_to: int | None = None) -> None:
-    """Copy what the leader has, as far as whole batches go up to an offset."""
+    """Copy the leader's batches, as far as whole batches end at or below an offset."""
     end = leader.log.log_end_offset if up_to is None else up_to
     while follower.log.log_end_offset < end:
         result = leader.log.read(follower.log.log_end_offset, 300, leader.log.log_end_offset, blocking=True)
@@ -757,7 +757,7 @@ STEPS = st.lists(
 @settings(max_examples=60, deadline=None)
 @given(STEPS, st.integers(0, 1 << 16))
 def test_wherever_a_follower_stops_it_ends_up_with_what_was_committed(steps: list[tuple[str, int]], seed: int) -> None:
-    """The leader cleans as it likes within what the follower holds; the follower goes on from any batch."""
+    """The leader compacts at any time within the follower's range; the follower continues at any batch."""
     dice = Random(seed)
     leader, follower = TransactionalKeyedLog(FOLLOWER_CONFIG), TransactionalKeyedLog(FOLLOWER_CONFIG)
     leader.markers_below = 0

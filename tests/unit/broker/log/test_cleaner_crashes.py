@@ -44,7 +44,7 @@ def filled() -> KeyedLog:
 
 
 def day(log: KeyedLog) -> None:
-    """Compact, then let housekeeping remove what was replaced."""
+    """Compact, then let housekeeping remove the replaced files."""
     assert log.clean()
     log.clock.now += 20
     log.manager.run_housekeeping_once(log.clock.now)
@@ -61,7 +61,7 @@ START, END, EXPECTED = _span()
 
 
 def again(log: KeyedLog) -> None:
-    """Compact once more: what comes out is what an undisturbed compaction makes."""
+    """Compact once more: the result is that of an undisturbed compaction."""
     log.commit()
     log.clean()
     log.manager.run_housekeeping_once(log.clock.now)

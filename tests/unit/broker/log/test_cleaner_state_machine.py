@@ -104,7 +104,7 @@ class CompactedLog(RuleBasedStateMachine):
 
     @rule(share=st.floats(0, 1))
     def truncate_committed(self, share: float) -> None:
-        """Cut what was committed: after an unclean election the new leader's records follow."""
+        """Truncate committed records: after an unclean election the new leader's records follow."""
         log = self.log.log
         if log.log_end_offset == log.log_start_offset:
             return
@@ -120,7 +120,7 @@ class CompactedLog(RuleBasedStateMachine):
         self._forget_what_was_compacted()
 
     def _forget_what_was_compacted(self) -> None:
-        """What a cut-off record had replaced does not come back."""
+        """A record that a truncated one had replaced does not come back."""
         found = {record[0] for record in self.log.records()}
         self.log.written = [record for record in self.log.written if record[0] in found or record[3] is None]
 

@@ -62,7 +62,7 @@ def log_of(*batches: list[Row], epoch: int = 1, codec: Codec = Codec.NONE) -> li
 def compacted(
     batches: list[SourceBatch], *, tombstones_below: int = 0, max_batch_bytes: int = 1 << 30
 ) -> list[CleanedBatch]:
-    """Return what a log of these batches becomes."""
+    """Return the batches of a log after compaction."""
     last = LastOffsets()
     last.add(batches)
     compactor = Compactor(last, tombstones_below=tombstones_below, max_batch_bytes=max_batch_bytes)
@@ -392,7 +392,7 @@ def sources_of(batches: list[bytes], pinned: tuple[int, ...] = ()) -> list[Sourc
 
 
 def merged(found: list[SourceBatch], max_batch_bytes: int = MIB) -> list[CleanedBatch]:
-    """Return what a log of these batches becomes."""
+    """Return the batches of a log after compaction."""
     last = LastOffsets()
     last.add(found)
     compactor = Compactor(last, max_batch_bytes=max_batch_bytes)

@@ -608,7 +608,7 @@ def changes_of(change: Change) -> int:
 
 
 def continued(driver: LogDriver) -> None:
-    """Append what a leader of a later epoch has, make it durable, and lose power."""
+    """Append the records of a leader of a later epoch, make them durable, and lose power."""
     driver.storage.on_step = None
     driver.epoch += 10
     for _ in range(6):
@@ -1049,7 +1049,7 @@ def snapshots(driver: LogDriver) -> list[int]:
 
 
 def let_go_of_unwritten(how: str = "marks") -> LogDriver:
-    """Return a log whose first segments lie below the durable log start, with no snapshot of what they say."""
+    """Return a log whose first segments lie below the durable log start, with no snapshot of their content."""
     driver = opened_logs()
     for _ in range(6):
         driver.append([0], 0)

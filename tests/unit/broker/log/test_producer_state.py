@@ -1,4 +1,4 @@
-"""What a log remembers of its producers, in memory, in snapshots, and after retention and crashes."""
+"""A log's state of its producers, in memory, in snapshots, and after retention and crashes."""
 
 from __future__ import annotations
 
@@ -602,7 +602,7 @@ def many(ids: int) -> ProducerStates:
 
 
 class WatchedLock:
-    """A lock of a log that says what was forgotten while it was held."""
+    """A log's lock that records which producers were forgotten while it was held."""
 
     def __init__(self, driver: LogDriver) -> None:
         self.driver = driver

@@ -1,4 +1,5 @@
-"""What a crash may leave of a log, at every storage operation; a torn tail is cut off, any other damage is loud."""
+"""The content of a log after a crash at every storage operation: a torn tail is truncated, any other damage fails
+loudly."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ async def until(is_so: Any) -> None:
 
 
 def is_open(connection: socket.socket) -> bool:
-    """Read what has arrived; False at the end."""
+    """Read the received bytes; return False at the end."""
     try:
         while connection.recv(65_536):
             pass

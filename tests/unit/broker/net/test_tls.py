@@ -1,4 +1,4 @@
-"""What a node says of its certificates before it listens with them, and that it takes new ones without a restart."""
+"""The checks of a node's certificates before it listens with them; new certificates take effect without a restart."""
 
 from __future__ import annotations
 

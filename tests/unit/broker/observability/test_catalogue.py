@@ -1,4 +1,4 @@
-"""Alerts and the dashboard ask for figures that there are; the documentation names all of them."""
+"""Alerts and the dashboard use existing metrics; the documentation names all of them."""
 
 from __future__ import annotations
 

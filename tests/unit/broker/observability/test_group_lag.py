@@ -1,4 +1,4 @@
-"""The lag of groups, from what they have committed and what leaders say."""
+"""The lag of groups, from their committed offsets and the leaders' answers."""
 
 from __future__ import annotations
 

@@ -283,7 +283,7 @@ def flip(parts: Parts, at: int) -> None:
 
 
 def damage_told(parts: Parts) -> list[str]:
-    """Return what the registry is told from now on."""
+    """Return the calls of the registry from now on."""
     told: list[str] = []
     parts.registry._suspicions._on_damaged = lambda log, error: told.append(str(error))
     return told
@@ -389,7 +389,7 @@ def plain(parts: Parts, *values: bytes) -> None:
 
 
 def read(written: list[list[Frame]]) -> list[bytes | None]:
-    """Return what a consumer makes of the frames."""
+    """Return the rows that a consumer decodes from the frames."""
     found: list[bytes | None] = []
     position = 0
     for frame in (frame for message in written for frame in message):

@@ -1,4 +1,4 @@
-"""A partition that leads: when producers are answered, what followers may claim, and what a lease allows."""
+"""A partition that leads: when producers are answered, the followers' reports, and the limits of a lease."""
 
 from __future__ import annotations
 

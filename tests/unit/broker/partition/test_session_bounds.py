@@ -23,7 +23,7 @@ from tests.support.turns import counted_turns
 
 
 class Ended(Exception):
-    """What a context raises."""
+    """The exception that a context raises."""
 
 
 class Context:

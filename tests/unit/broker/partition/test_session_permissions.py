@@ -71,7 +71,7 @@ class Streams:
         self.parts.registry.find(TOPIC_ID, 0).append(batch_of(value), 3, lambda error: None)
 
     def refusals(self) -> list[tuple[int, int]]:
-        """Return (subscription id, error code) of what the broker has dropped."""
+        """Return (subscription id, error code) of the subscriptions that the broker has dropped."""
         heads = [frame.head for message in self.frames.written for frame in message]
         return [(head.subscription_id, head.error.code) for head in heads if head.HasField("error")]
 

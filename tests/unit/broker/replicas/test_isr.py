@@ -1,4 +1,4 @@
-"""What a broker asks the controller for, and when it keeps quiet."""
+"""A broker's requests to the controller for ISR changes, and when it makes none."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class _FullDisk:
         return result
 
     async def after(self, ms: float) -> bool:
-        """Let time pass, look, and return what the controller knows then."""
+        """Let time pass, run the check, and return the controller's state."""
         self.now_ms += ms
         for _ in range(3):
             self.storage.look()

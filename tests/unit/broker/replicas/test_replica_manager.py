@@ -229,7 +229,7 @@ async def test_a_replica_that_was_moved_away_meanwhile_is_set_aside(tmp_path: Pa
 
 
 async def damaged(root: Path) -> Parts:
-    """Return the next life of a node whose log lost what was fsynced."""
+    """Return the next life of a node whose log lost fsynced records."""
     parts = Parts(root)
     parts.image = image(1, leader=1)
     async with parts:
@@ -644,7 +644,7 @@ async def test_a_log_whose_directory_fails_right_after_it_was_made_is_not_served
 def decided(
     before: MetadataImage, command: records_pb2.MetadataCommand, offset: int
 ) -> tuple[MetadataImage, tuple[records_pb2.MetadataRecord, ...]]:
-    """Return what the controller makes of a command."""
+    """Return the controller's decision on a command."""
     sent = records_pb2.MetadataCommand()
     sent.CopyFrom(command)
     sent.controller_epoch = before.controller_epoch

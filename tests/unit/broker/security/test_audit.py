@@ -30,7 +30,7 @@ class World:
         self.audit.refused(principal, "10.0.0.1", "WRITE", "TOPIC", resource)
 
     def lines(self) -> list[dict[str, Any]]:
-        """Return the fields of what was written since the last time."""
+        """Return the fields of the lines since the last call."""
         found = [vars(record) for record in self._caplog.records if record.name == "raftlog.audit"]
         self._caplog.clear()
         return found

@@ -35,7 +35,7 @@ DESCRIBE_CLUSTER = (Acl.DESCRIBE, Acl.CLUSTER, CLUSTER_NAME)
 
 
 class Aborted(Exception):
-    """What a context raises."""
+    """The exception that a context raises."""
 
 
 class FakeContext:
@@ -63,7 +63,7 @@ def call(
     handler: Any = None,
     image: Callable[[], MetadataImage] = MetadataImage,
 ) -> Any:
-    """Return what the handler behind the interceptor returns."""
+    """Return the result of the handler behind the interceptor."""
     rewritten = Permissions(image).rewrite(
         f"/raftlog.v1.{method}", handler or grpc.unary_unary_rpc_method_handler(echo)
     )

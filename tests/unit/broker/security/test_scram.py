@@ -41,7 +41,7 @@ class World:
         return credential.user
 
     def salt_and_iterations(self, user: str) -> tuple[bytes, str]:
-        """Return what a client without the password sees when it asks for a user."""
+        """Return the answer to a client without the password that asks for a user."""
         _, answer = self.exchanges.begin("SCRAM-SHA-512", client(user, "x").get_client_first().encode(), "h")
         parts = dict(part.split("=", 1) for part in answer.decode().split(","))
         return base64.b64decode(parts["s"]), parts["i"]

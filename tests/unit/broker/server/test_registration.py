@@ -150,7 +150,7 @@ WAIT_S = 10.0
 
 
 class Sender:
-    """Heartbeats of broker 1, and what the test sees of them."""
+    """Heartbeats of broker 1, and the test's view of them."""
 
     def __init__(self, interval_ms: int, answer_timeout_ms: int) -> None:
         self.metadata = MemoryMetadata()

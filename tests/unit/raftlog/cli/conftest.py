@@ -27,7 +27,7 @@ def server() -> Iterator[AdminServer]:
 
 @pytest.fixture
 def run(server: AdminServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Run a command in this process; `stdin` is what it reads, `terminal` what a user types."""
+    """Run a command in this process; `stdin`: its input, `terminal`: the lines that a user types."""
     monkeypatch.setenv("RAFTLOG_BOOTSTRAP", server.bootstrap)
 
     def call(*arguments: str, stdin: str = "", terminal: str | None = None) -> Ran:

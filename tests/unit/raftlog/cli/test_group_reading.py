@@ -18,7 +18,7 @@ A0, A1 = TopicPartition("a", 0), TopicPartition("a", 1)
 
 
 class FakeConsumer:
-    """A member that is given what the test says, one poll after the other."""
+    """A member that gets the records of the test, one poll after the other."""
 
     def __init__(self, ends: dict[TopicPartition, int], *polls: Sequence[Record] | Callable[[], Sequence[Record]]):
         self.ends = ends

@@ -99,7 +99,7 @@ A0, A1 = TopicPartition("a", 0), TopicPartition("a", 1)
 
 
 def settle(server: AdminServer) -> None:
-    """Do what the controller does: revoke, and hand over."""
+    """Act as the controller: revoke, and hand over."""
     everything = [
         PartitionRef(topic_id=topic_id, partition=part.partition)
         for topic_id, topic in server.image.topics.items()
@@ -120,7 +120,7 @@ def while_waiting(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Non
 
 
 def states(run: Run) -> dict[str, str]:
-    """Return what the table of brokers says."""
+    """Return the rows of the table of brokers."""
     return {row["broker_id"]: row["state"] for row in run("broker", "list").table}
 
 

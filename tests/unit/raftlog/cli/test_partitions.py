@@ -1,4 +1,4 @@
-"""The commands about partitions on metadata in memory: elections, moves, plans, and what they print."""
+"""The commands about partitions on metadata in memory: elections, moves, plans, and their output."""
 
 from __future__ import annotations
 

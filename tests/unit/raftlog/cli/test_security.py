@@ -1,4 +1,4 @@
-"""`raftlog user` and `raftlog acl` on a cluster in memory: what they do, print and refuse."""
+"""`raftlog user` and `raftlog acl` on a cluster in memory: effects, output and refusals."""
 
 from __future__ import annotations
 

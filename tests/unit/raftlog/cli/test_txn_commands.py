@@ -141,7 +141,7 @@ def test_abort(server: ToolCluster, run: Run) -> None:
 
 
 def test_abort_stages(server: ToolCluster, run: Run) -> None:
-    """What a driver that died has left open."""
+    """The open stages that a dead driver has left."""
     busy(server)
     server.tools.stage("query-1", 10, 42, {"a": [1]})
     server.tools.stage("query-1", 11, 43, {"a": [1]})

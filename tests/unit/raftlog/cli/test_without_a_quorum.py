@@ -1,4 +1,4 @@
-"""What is shown when no linearizable answer comes: what a broker knows, said to be that, and exit code 1."""
+"""The output without a linearizable answer: one broker's metadata, marked as such, and exit code 1."""
 
 from __future__ import annotations
 

@@ -179,7 +179,7 @@ def admin(cluster: FakeCluster) -> Iterator[Admin]:
 
 @pytest.fixture
 def hasty(cluster: FakeCluster) -> Iterator[Admin]:
-    """A client whose calls have no time for a second try: they raise what the first one was answered."""
+    """A client whose calls have no time for a second attempt: they raise the first attempt's error."""
     with Admin(cluster.bootstrap, default_api_timeout_ms=30_000, retry_backoff_ms=120_000) as admin:
         yield admin
 
@@ -671,7 +671,7 @@ def tool_admin(tool_cluster: ToolCluster) -> Iterator[Admin]:
 
 @pytest.fixture
 def hasty_admin(tool_cluster: ToolCluster) -> Iterator[Admin]:
-    """A client whose calls have no time for a second try: they raise what the first one was answered."""
+    """A client whose calls have no time for a second attempt: they raise the first attempt's error."""
     with Admin(tool_cluster.bootstrap, default_api_timeout_ms=30_000, retry_backoff_ms=120_000) as tool_admin:
         yield tool_admin
 
@@ -794,7 +794,7 @@ class TestOne:
 
 
 class TestStages:
-    """What a driver that died has left open, and keeps readers waiting."""
+    """The open stages that a dead driver has left; readers wait behind them."""
 
     def sink(self, tool_cluster: ToolCluster) -> None:
         tool_cluster.tools.sink("s", 4, "orders", coordinator=3)

@@ -189,7 +189,7 @@ RESCUE_S = 30.0
 
 
 class Signalled(Exception):
-    """What the handler raises."""
+    """The exception that the handler raises."""
 
 
 @pytest.fixture

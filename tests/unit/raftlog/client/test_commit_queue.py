@@ -26,7 +26,7 @@ ZERO, ONE = TopicPartition("t", 0), TopicPartition("t", 1)
 
 
 class Coordinator:
-    """Takes commits, or does what the test says."""
+    """Accepts commits, or acts as the test says."""
 
     def __init__(self) -> None:
         self.taken: list[dict[TopicPartition, int]] = []

@@ -70,7 +70,7 @@ def begin(consumer: Consumer, how: str) -> float:
 
 
 def read(consumer: Consumer, seconds: float, count: int = 1 << 30) -> tuple[Counter[int], list[RaftlogError]]:
-    """Poll for a while; return the records by partition and what was raised."""
+    """Poll for a short time; return the records by partition, and the errors."""
     found: Counter[int] = Counter()
     raised = []
     deadline = time.monotonic() + seconds

@@ -1,4 +1,4 @@
-"""What clients can be told, and what they say to the rest."""
+"""The options of clients, and the errors for all others."""
 
 from __future__ import annotations
 

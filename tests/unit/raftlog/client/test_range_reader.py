@@ -1,4 +1,4 @@
-"""What a reader of ranges does while the cluster is away: it asks with pauses, and no longer than it may."""
+"""A reader of ranges while the cluster is away: it asks with pauses, and no longer than its limit."""
 
 from __future__ import annotations
 

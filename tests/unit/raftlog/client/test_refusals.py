@@ -20,7 +20,7 @@ METHOD = "/raftlog.v1.Metadata/Get"
 
 
 async def refused_call(error: RaftlogError, status: grpc.StatusCode, text: str | None = None) -> grpc.aio.AioRpcError:
-    """Return what a client sees of a call that a real server refuses."""
+    """Return a client's error for a call that a real server refuses."""
 
     async def handler(request: Any, context: Any) -> Any:
         await refuse(context, status, error, text)
@@ -91,7 +91,7 @@ def test_details_that_are_none_of_ours_are_nothing(value: bytes) -> None:
 
 
 def aborts(source: str) -> list[int]:
-    """Return the lines that end a gRPC call by themselves."""
+    """Return the lines that end a gRPC call directly."""
     return [
         node.lineno
         for node in ast.walk(ast.parse(source))

@@ -1,4 +1,4 @@
-"""Producers that share a produce call: what they share, what is each one's own, and what happens when the call ends."""
+"""Producers that share a produce call: their common and their separate state, and the end of the call."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ def test_a_leader_that_falls_silent_is_left_by_all_and_each_record_is_there_once
 
 
 def test_a_refusal_of_one_producer_does_not_hold_up_another_one(cluster: FakeCluster) -> None:
-    """Each has chains of its own: what the broker refuses of one breaks no other one's."""
+    """Each producer has its own chains: a refusal for one breaks no chain of another."""
     with Producer(cluster.bootstrap, **FAST) as one, Producer(cluster.bootstrap, **FAST) as other:
         one.send("t", b"0:0", partition=0).result(SOON_S)
         other.send("t", b"1:0", partition=0).result(SOON_S)

@@ -1,4 +1,4 @@
-"""What clients are told for TLS, what they say when it fails, and that they take new certificates."""
+"""The clients' settings for TLS, their errors when it fails, and new certificates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What pages ask brokers for, and what they show and offer."""
+"""The pages' requests to brokers, and the content and actions that they show."""
 
 from __future__ import annotations
 

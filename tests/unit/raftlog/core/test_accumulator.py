@@ -334,7 +334,7 @@ def enqueue(accumulator: Accumulator, queue: PartitionQueue, rows: int) -> Batch
 
 
 def carried(batch: Batch) -> Number:
-    """Return what the bytes say, and see that they are whole."""
+    """Decode the bytes, and check that they are whole."""
     assert batch.encoded is not None
     header = parse_batch(batch.encoded)
     return Number(header.producer_id, header.producer_epoch, header.base_sequence)

@@ -1,4 +1,4 @@
-"""Delay levels, what is stored with a delayed record, and what a reader of delayed records keeps and pauses."""
+"""Delay levels, the stored form of a delayed record, and the records and pauses of a reader."""
 
 from __future__ import annotations
 

@@ -35,14 +35,14 @@ def assignment(*numbers: int, epoch: int = 1, topic_id: bytes = T_ID) -> group_p
 
 
 def owned_in(request: group_pb2.GroupRequest | None) -> list[int] | None:
-    """Return what a heartbeat says is read; None: nothing of it."""
+    """Return the partitions that a heartbeat reports as read; None: it reports none."""
     if request is None or not request.heartbeat.HasField("owned"):
         return None
     return [number for each in request.heartbeat.owned.partitions for number in each.partitions]
 
 
 def joined(*numbers: int, now_ms: float = 0.0, instance_id: str = "") -> Membership:
-    """Return a member that has just been told what to read, and told the coordinator that it will."""
+    """Return a member that has just received an assignment and told the coordinator that it takes it."""
     member = Membership(Identity("g", "m", instance_id))
     member.subscribe(["t"], "")
     member.join()
@@ -177,7 +177,7 @@ class TestSession:
         assert member.member_epoch == 4
 
     def test_an_answer_that_was_on_its_way_does_not_take_the_epoch_back(self) -> None:
-        """It repeats what the heartbeat said; an assignment may have come between the two."""
+        """It repeats the heartbeat's content; an assignment may have arrived between the two."""
         member = reading(0)
         assert member.heartbeat(3000.0) is not None
         member.on_assignment(assignment(0, 1, epoch=9), 3001.0)

@@ -1,4 +1,4 @@
-"""Rates, averages and maxima of the last half minute, and what a client shows of them."""
+"""Rates, averages and maxima of the last half minute, and the metrics that a client shows."""
 
 from __future__ import annotations
 

@@ -415,7 +415,7 @@ def test_who_reads_from_a_follower_goes_back_when_its_time_is_over() -> None:
 
 
 def test_a_leader_that_was_not_asked_yet_is_asked_at_once() -> None:
-    """KIP-951: what the one before refused says nothing about the next one."""
+    """KIP-951: refusals of the previous leader do not count for the next one."""
     assert leads_anew(state(at=3, epoch=4), AT_LEADER)
     assert not leads_anew(state(at=1), AT_LEADER)
     assert not leads_anew(state(), AT_LEADER), "nobody was asked"

@@ -1,4 +1,4 @@
-"""What a doctor asks, and when."""
+"""The doctor's questions, and their order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the active controller proposes, and what it refuses by itself."""
+"""The commands that the active controller proposes, and those that it refuses itself."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def test_commands_have_at_most_a_hundred_partitions() -> None:
 
 
 class FakeDriver:
-    """Keeps what was proposed; answers when the test says so."""
+    """Keeps the proposed commands; answers when the test says so."""
 
     def __init__(self) -> None:
         self.proposed: list[MetadataCommand] = []

@@ -46,7 +46,7 @@ class FakeWal:
 
 
 class FakeNode:
-    """A core that does what the test says."""
+    """A core that acts as the test says."""
 
     def __init__(self, wal: FakeWal) -> None:
         self.wal = wal

@@ -26,7 +26,7 @@ from tests.support.quorum import eventually, free_ports, run
 
 
 class FakeController(metadata_pb2_grpc.MetadataServicer):
-    """Sends what the test puts into its queue to every watcher."""
+    """Sends the messages in the test's queue to every watcher."""
 
     def __init__(self) -> None:
         self.queue: asyncio.Queue[WatchResponse] = asyncio.Queue()

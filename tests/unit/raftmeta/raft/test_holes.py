@@ -85,7 +85,7 @@ def test_h2_a_heartbeat_commits_only_what_was_compared() -> None:
 
 @pytest.mark.parametrize("damage", ["flip", "cut"])
 def test_h3_a_snapshot_that_does_not_parse_is_not_acknowledged(damage: str) -> None:
-    """H3: a snapshot that cannot be loaded is acknowledged all the same, for the old log."""
+    """H3: a snapshot that cannot be loaded is nevertheless acknowledged, for the old log."""
     with raft_cluster() as cluster:
         cluster.elect(1)
         cluster.isolate(1)
@@ -209,7 +209,7 @@ def test_h4c_a_log_never_gets_shorter_than_what_it_acknowledged() -> None:
 
 
 def test_h5_a_crash_after_a_snapshot_became_durable_keeps_the_tail() -> None:
-    """H5: a crash between the snapshot's rename and the log's trim wipes what was acknowledged since."""
+    """H5: a crash between the snapshot's rename and the log's trim removes entries that were acknowledged since."""
     with raft_cluster(options=RaftOptions(commit_notice_s=0, snapshot_after_entries=10, log_tail_entries=2)) as cluster:
         cluster.elect(1)
         cluster.run_off_loop = lambda work, done: work()  # the process dies before it hears that it is done

@@ -329,7 +329,7 @@ def test_a_joining_voter_abstains_in_the_highest_term() -> None:
 
 
 def test_a_wiped_voter_of_an_idle_quorum_becomes_a_voter() -> None:
-    """Nothing is applied any more when it hears for the first time how far the leader has committed."""
+    """The node applies nothing more when it learns for the first time how far the leader has committed."""
     with raft_cluster() as cluster:
         cluster.elect(1)
         for _ in range(3):

@@ -1,4 +1,4 @@
-"""The write-ahead log and its disk: what a crash leaves, what damage is refused, what a full or failing disk does."""
+"""The write-ahead log and its disk: its content after a crash, refused damage, a full or failing disk."""
 
 from __future__ import annotations
 

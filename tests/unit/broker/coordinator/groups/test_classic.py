@@ -53,13 +53,13 @@ REBALANCE_MS = 60_000
 
 
 def subscription(*topics: str) -> bytes:
-    """Return what a consumer says."""
+    """Return a consumer's protocol metadata."""
     names = b"".join(struct.pack(">h", len(name)) + name.encode() for name in topics)
     return struct.pack(">hi", 0, len(topics)) + names + struct.pack(">i", -1)
 
 
 def assignment(topic: str, *partitions: int) -> bytes:
-    """Return what a consumer that leads gives."""
+    """Return the assignment that the leading consumer makes."""
     numbers = b"".join(struct.pack(">i", number) for number in partitions)
     name = struct.pack(">h", len(topic)) + topic.encode()
     return struct.pack(">hi", 0, 1) + name + struct.pack(">i", len(partitions)) + numbers + struct.pack(">i", -1)

@@ -36,7 +36,7 @@ T = topic_id("t")
 
 
 def said(*topics: str, owned: tuple[int, ...] = ()) -> bytes:
-    """Return what a cooperative consumer says that reads `owned` of the topic t."""
+    """Return the protocol metadata of a cooperative consumer that reads `owned` of the topic t."""
     reads = struct.pack(">i", 0)
     if owned:
         reads = struct.pack(">ih", 1, 1) + b"t" + struct.pack(f">i{len(owned)}i", len(owned), *owned)

@@ -1,4 +1,4 @@
-"""Records that are not what they should be are refused with a reason, and nothing else happens."""
+"""Malformed records are refused with a reason, and have no other effect."""
 
 from __future__ import annotations
 

@@ -465,7 +465,7 @@ WAITS = st.tuples(st.just("wait"), st.sampled_from([1.0, 1_000.0, 3_600_000.0]))
 
 @given(st.lists(st.one_of(SENDS, MARKS, COMMITS, WAITS), max_size=30), st.data())
 def test_the_records_say_all(steps: list[tuple[object, ...]], data: st.DataObject) -> None:
-    """After any requests in any order, the log, compacted up to anywhere, is what the coordinator knows."""
+    """After any requests in any order, the log, compacted up to any offset, has the same state as the coordinator."""
     config = GroupConfig(producer_id_expiration_ms=3_000_000, offsets_retention_ms=5_000_000)
     driver = GroupDriver({"t": 4}, config)
     for step in steps:

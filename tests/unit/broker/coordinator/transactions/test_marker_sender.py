@@ -24,7 +24,7 @@ P0, P1, P2 = (TOPIC, 0), (TOPIC, 1), (TOPIC, 2)
 
 
 class Written:
-    """Stands for a way of markers, here or elsewhere: notes what comes, and answers when told to."""
+    """Stands in for a path of markers, local or remote: records them, and answers when the test says so."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[Target, list[Marker], Answer]] = []
@@ -85,7 +85,7 @@ class Coordinator:
 
 
 class Surroundings:
-    """A sender with everything around it; `leaders` is what the metadata says."""
+    """A sender with its surroundings; `leaders`: the leaders in the metadata."""
 
     def __init__(self) -> None:
         self.leaders: dict[tuple[bytes, int], int] = {P0: ME, P1: OTHER, P2: ME}

@@ -28,7 +28,7 @@ from tests.support.transaction_driver import Call, TransactionDriver, error_of, 
 
 
 def decisions(driver: TransactionDriver) -> dict[int, bool]:
-    """Return what the pending markers say of each stage."""
+    """Return the outcome of each stage by its pending markers."""
     assert all(markers.sink_id and markers.producer_epoch == 1 for markers in driver.pending)
     found = {markers.producer_id: markers.commit for markers in driver.pending}
     assert len(found) == len(driver.pending)

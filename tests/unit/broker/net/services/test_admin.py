@@ -577,7 +577,7 @@ CHANGES = [("ALTER", "user 'ada' producer_byte_rate=1000"), ("DELETE", "client i
 
 @pytest.fixture
 def audited(caplog: pytest.LogCaptureFixture) -> Callable[[], list[tuple[str, str, str, str]]]:
-    """What was written since the last time: message, host, operation, quota."""
+    """The audit lines since the last call: message, host, operation, quota."""
     caplog.set_level(logging.INFO)
 
     def take() -> list[tuple[str, str, str, str]]:

@@ -170,7 +170,7 @@ def test_get_answers_each_topic_that_was_asked_for_once_and_says_which_are_missi
 
 
 class Observer:
-    """What a broker does with a watch: builds an image from the responses."""
+    """The broker's use of a watch: it builds an image from the responses."""
 
     def __init__(self, stub: Stub, from_offset: int = -1, image: MetadataImage | None = None) -> None:
         self.call = stub.Watch(metadata_pb2.WatchRequest(from_offset=from_offset))

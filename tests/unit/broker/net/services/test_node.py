@@ -134,7 +134,7 @@ def test_settings_are_told_without_secrets_and_documentation(tmp_path: Path, mon
 
 
 def ask(service: NodeService, node_id: int | None = None) -> node_pb2.DescribeNodeResponse:
-    """Return what the service answers over a connection."""
+    """Return the service's answer over a connection."""
 
     async def call() -> node_pb2.DescribeNodeResponse:
         server = aio.server()

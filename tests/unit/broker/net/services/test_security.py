@@ -288,7 +288,7 @@ WRITES = "ALLOW User:alice WRITE TOPIC LITERAL 'orders' from *"
 
 @pytest.fixture
 def lines(caplog: pytest.LogCaptureFixture) -> Callable[[], list[Fields]]:
-    """What was written since the last time: message, principal, host, operation, type and name of the resource."""
+    """The audit lines since the last call: message, principal, host, operation, type and name of the resource."""
     caplog.set_level(logging.INFO)
 
     def take() -> list[Fields]:
