@@ -22,6 +22,8 @@ Bounds, so that no client harms another:
 An API or a version that is not offered closes the connection, as in Kafka; ApiVersions of an unknown version is
 answered in version 0 with UNSUPPORTED_VERSION, so that the client asks again.
 
+Requests other than produces and fetches have max.call.rate; beyond it a connection is not read for a while.
+
 A response whose `throttle_time_ms` is not 0 leaves at once; then nothing is read from the client for so long (KIP-219).
 """
 
@@ -54,6 +56,7 @@ from broker.kafka.messages import REQUESTS, RESPONSES, api_name
 from broker.kafka.produce import NO_ACK, Produce, Refused
 from broker.kafka.sasl import MAX_BEFORE_BYTES, OPEN, Door, NotAdmitted, Session
 from broker.kafka.transactions import TransactionApis
+from broker.net.calls import CallLimits
 from broker.net.connections import ConnectionLimits, Newcomer, Newcomers, limits_of
 from broker.net.interceptors import Rarely
 from broker.net.services.security import SecurityService
@@ -142,9 +145,10 @@ class KafkaListener:
         limits: ConnectionLimits,
         idle_s: float = IDLE_S,
         quotas: QuotaManager | None = None,
+        calls: CallLimits | None = None,
         door: Door = OPEN,
     ) -> None:
-        """`quotas`: None limits no rate; a broker always has them."""
+        """`quotas`, `calls`: None limits no rate; a broker always has both."""
         self.handlers = handlers
         self.produce = produce
         self.fetch = fetch
@@ -156,6 +160,7 @@ class KafkaListener:
         self.limits = limits
         self.idle_s = idle_s
         self.quotas = quotas
+        self.calls = calls
         self.door = door
         self.newcomers = Newcomers(
             limits,
@@ -313,6 +318,7 @@ def listen_for_kafka(
     security: SecurityService,
     door: Door,
     quotas: QuotaManager,
+    calls: CallLimits,
 ) -> KafkaListener:
     """Return a broker's listener for Kafka clients, with its port bound.
 
@@ -336,6 +342,7 @@ def listen_for_kafka(
         limits=limits_of(config, image),
         idle_s=config.connections_max_idle_ms / 1_000,
         quotas=quotas,
+        calls=calls,
         door=door,
     )
     listener.bind(*config.kafka_listener)
@@ -551,6 +558,10 @@ class _Connection:
                 response = await self._listener.handlers[key](body, version, who)
             except InvalidRequestError as error:
                 raise _Closed(f"a request beyond a bound: {error}") from None
+            if self._listener.calls is not None and (delay_ms := self._listener.calls.served(who)) > 0:
+                if "throttle_time_ms" in response:
+                    response["throttle_time_ms"] = max(whole_ms(delay_ms), response["throttle_time_ms"])
+                self._mute(delay_ms)
         await self._respond(key, version, correlation_id, response, begun_s)
         if self._session.closing:
             raise _Closed(self._session.closing)

@@ -21,7 +21,7 @@ from broker.clock import Clock
 from broker.net.connections import MAX_RATES
 from broker.net.interceptors import Rarely, RewrittenHandlers, host_of, preceded
 from broker.security.audit import network_of
-from broker.security.caller import caller
+from broker.security.caller import Caller, caller
 from broker.security.client_listener import UNKNOWN_HOST
 from broker.security.identify import AUTHENTICATE
 from raftlog._client.connections import refuse
@@ -119,13 +119,23 @@ class CallRates:
         self._most = most
         self._buckets: dict[str, TokenBucket] = {}
 
-    def delay_ms(self, name: str, now_ms: float) -> float:
-        """Count a call and return 0; or count nothing, and return for how many ms the caller has to wait."""
+    def charge(self, name: str, now_ms: float) -> float:
+        """Count a call that was served, and return for how many ms the next one has to wait."""
+        bucket = self._bucket(name)
+        bucket.take(1, now_ms)
+        return bucket.ready_at_ms(now_ms) - now_ms
+
+    def _bucket(self, name: str) -> TokenBucket:
         bucket = self._buckets.get(name)
         if bucket is None:
             if len(self._buckets) >= self._most:
                 del self._buckets[next(iter(self._buckets))]
             bucket = self._buckets[name] = TokenBucket(self._rate, BURST_MS)
+        return bucket
+
+    def delay_ms(self, name: str, now_ms: float) -> float:
+        """Count a call and return 0; or count nothing, and return for how many ms the caller has to wait."""
+        bucket = self._bucket(name)
         delay_ms = bucket.ready_at_ms(now_ms) - now_ms
         if delay_ms <= 0:
             bucket.take(1, now_ms)
@@ -193,6 +203,16 @@ class CallLimits(RewrittenHandlers):
         self._note(limit, name, host)
         what = "opened and ended streams" if limit == MAX_SHORT_STREAM_RATE else "gone on with calls that were refused"
         return BrokerOverloaded(f"{name} has {what} too fast ({limit}); it may come back in {left_ms / 1_000:.0f} s")
+
+    def served(self, who: Caller) -> float:
+        """Count a request of a Kafka client; return for how many ms its connection is not to be read."""
+        if who.principal.startswith(NODE_PREFIX):
+            return 0.0
+        name = network_of(who.host) if who.principal == ANONYMOUS else who.principal
+        delay_ms = self._calls.charge(name, self._clock.monotonic_ms())
+        if delay_ms > 0:
+            self._note(MAX_CALL_RATE, name, who.host)
+        return max(0.0, delay_ms)
 
     async def turn_out(self, context: Any, name: str, host: str) -> None:
         """Refuse a call of a user or address that is shut out, and close its connection; return if it is not."""

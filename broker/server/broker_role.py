@@ -441,6 +441,7 @@ class BrokerRole:
                 security_service,
                 door_of(self._config, security, self._tls, self._clock, self._observed.counters),
                 self._quotas,
+                self._calls,
             )
             refused["kafka"] = kafka.limits.refused
             stack.push_async_callback(kafka.close)

@@ -7,7 +7,7 @@ import struct
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import pytest
 
@@ -20,6 +20,7 @@ from broker.kafka.fetch import Fetch
 from broker.kafka.listener import KafkaListener
 from broker.kafka.produce import Produce
 from broker.kafka.sasl import OPEN, Door
+from broker.net.calls import CallLimits
 from broker.net.connections import ConnectionLimits
 from broker.observability.counters import Counters
 from broker.security.caller import Caller
@@ -337,6 +338,33 @@ def test_a_throttled_client_has_its_answer_at_once_and_is_not_read_for_a_while(m
         assert loop.time() - begun_s >= 0.3
 
     run(scenario)
+
+
+def test_a_client_with_too_many_requests_is_not_read_for_a_while() -> None:
+    """Its produces and fetches do not count."""
+
+    class Calls:
+        counted: ClassVar[list[str]] = []
+
+        def served(self, who: Caller) -> float:
+            self.counted.append(who.principal)
+            return 300.0 if len(self.counted) == 1 else 0.0
+
+    async def scenario(bed: Bed) -> None:
+        bed.listener.calls = cast(CallLimits, Calls())
+        client = await bed.client()
+        loop = asyncio.get_running_loop()
+        begun_s = loop.time()
+        for number in range(1, 4):
+            client.send(messages.OFFSET_FOR_LEADER_EPOCH, 2, number, {"topics": []})
+        for number in range(1, 4):
+            assert await client.received() == number
+        assert loop.time() - begun_s >= 0.3
+        client.fetch(4)
+        assert await client.received() == 4
+
+    run(scenario)
+    assert Calls.counted == ["User:ANONYMOUS"] * 3
 
 
 # Before authentication

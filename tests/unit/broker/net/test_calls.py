@@ -98,6 +98,18 @@ def test_calls_beyond_a_rate_have_to_wait() -> None:
     assert rates.delay_ms("User:bob", 101) == 0.0, "the oldest one makes room"
 
 
+def test_requests_of_kafka_clients_have_the_same_rate_and_are_held_for_their_debt() -> None:
+    limits = call_limits(call_rate=10)
+    mallory = Caller("User:mallory", "10.0.0.1")
+    assert [limits.served(mallory) for _ in range(49)] == [0.0] * 49
+    delays = [limits.served(mallory) for _ in range(5)]
+    assert delays == sorted(delays)
+    assert delays[-1] > 300
+    assert limits.refused[MAX_CALL_RATE] >= 4
+    assert limits.served(Caller("User:ANONYMOUS", "10.0.0.1")) == 0.0
+    assert [limits.served(Caller("Node:1", "10.0.0.1")) for _ in range(100)] == [0.0] * 100
+
+
 # The interceptor
 
 
