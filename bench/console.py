@@ -23,7 +23,7 @@ from raftlog.testing import Cluster
 
 TOPICS = 10_000
 GROUPS = 1_000
-AT_A_TIME = 8
+AT_A_TIME = 32
 ROUNDS = 20
 VIEWERS = 50
 WATCHED_S = 20.0

@@ -15,6 +15,7 @@ from ipaddress import IPv6Address, ip_address
 from typing import Final
 
 from broker.clock import Clock
+from broker.security.caller import caller
 from raftlog.errors import RaftlogError
 
 logger = logging.getLogger("raftlog.audit")
@@ -174,9 +175,11 @@ class _Lines:
 
 def _write(level: int, message: str, fact: Fact, *, allowed: bool, **counts: int) -> None:
     principal, host, operation, resource_type, resource = fact
+    client_id = caller.get().client_id  # the client's own word: the console's, a tool's
     fields = {
         "principal": principal,
         "host": host,
+        **({"client_id": client_id} if client_id else {}),
         "operation": operation,
         "resource_type": resource_type,
         "resource": resource,

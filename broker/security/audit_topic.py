@@ -35,7 +35,17 @@ logger = logging.getLogger(__name__)
 EVERY_S: Final = 0.5
 MAX_WAITING: Final = 10_000
 MAX_BATCH: Final = 500
-FIELDS: Final = ("principal", "host", "operation", "resource_type", "resource", "allowed", "repeated", "left_out")
+FIELDS: Final = (
+    "principal",
+    "host",
+    "client_id",
+    "operation",
+    "resource_type",
+    "resource",
+    "allowed",
+    "repeated",
+    "left_out",
+)
 
 
 class AuditTopic(logging.Handler):

@@ -853,6 +853,7 @@ def test_logins_and_acls(url: str) -> None:
     assert "User:ada" in boss.get("/security").text
     until(lambda: "User:ada" in boss.get("/audit?outcome=refused&what=delete&on=adas").text, within_s=WAIT_S)
     assert "No audit record matches." in boss.get("/audit?outcome=refused&what=delete&on=others").text
+    assert "<small>raftlog-console</small>" in boss.get("/audit?outcome=refused&what=delete&on=adas").text
     assert 'href="/audit"' in boss.get("/").text
     boss.post("/do/delete-topic", topic="theirs", typed="theirs", back="/topics")
     assert "Topic theirs was deleted." in boss.get("/topics").text

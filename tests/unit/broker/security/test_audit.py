@@ -16,7 +16,9 @@ from broker.security.audit import (
     RESERVED_BURST_LINES,
     Audit,
     network_of,
+    note_change,
 )
+from broker.security.caller import Caller, caller
 from tests.support.scram_parts import Hands
 
 
@@ -108,3 +110,14 @@ def test_many_principals_cannot_fill_a_disk(world: World) -> None:
 )
 def test_an_address_of_ipv6_is_one_of_many(host: str, network: str) -> None:
     assert network_of(host) == network
+
+
+def test_a_line_names_the_client_that_names_itself(world: World) -> None:
+    token = caller.set(Caller("User:ada", "10.0.0.1", None, client_id="raftlog-console"))
+    try:
+        note_change(("User:ada", "10.0.0.1", "DELETE", "USER", "eve"), is_certain=True)
+        world.refuse("User:ada", "orders")
+    finally:
+        caller.reset(token)
+    world.refuse("User:bob", "orders")
+    assert [line.get("client_id") for line in world.lines()] == ["raftlog-console", "raftlog-console", None]
