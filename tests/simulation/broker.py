@@ -283,7 +283,7 @@ class SimBroker:
             self.process.after(self._random.choice((0.001, 0.02, 0.4)), self._acknowledge, key, leader_epoch)
 
     def _acknowledge(self, key: PartitionKey, leader_epoch: int) -> None:
-        """What was appended in `leader_epoch` is on the ISR's disks: the answer leaves, unless the lease is over."""
+        """The records appended in `leader_epoch` are on the ISR's disks: answer, unless the lease has expired."""
         if self.led().get(key) == leader_epoch and (self.has_lease() or not self.simulation.parts.checks_lease):
             self.simulation.invariants.acknowledges(self, key, leader_epoch)
 

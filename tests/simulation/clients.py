@@ -161,7 +161,7 @@ class Client:
 class Bursts:
     """An impatient client: many commands at once to every node that takes itself for the controller.
 
-    A deposed controller gets a tail this way that is longer than what the next one commits in the meantime.
+    So a deposed controller gets more uncommitted entries than the next one commits in the meantime.
     """
 
     def __init__(self, simulation: Simulation) -> None:
@@ -171,7 +171,7 @@ class Bursts:
         self._mean_s = self._random.choice((0.1, 0.3, 1.0))
 
     def start(self) -> None:
-        """Begin; it ends by itself."""
+        """Begin; the bursts end by themselves."""
         self._simulation.scheduler.after(1.0, self._next)
 
     def _next(self) -> None:

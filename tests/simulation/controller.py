@@ -1,7 +1,7 @@
-"""What the active controller does, in virtual time: the order of `raftmeta.quorum.controller`, with its real decisions.
+"""The active controller's work in virtual time, in the order of `raftmeta.quorum.controller`, with its real decisions.
 
-Sessions, leases and plans are the real ones (`sessions`, `controller_plan`); only the waiting is another: a round is a
-list of steps, and each step's commands have to come back before the next step looks at the image.
+Sessions, leases and plans are the real ones (`sessions`, `controller_plan`); only the waiting differs: a round is a
+list of steps, and each step's commands must be committed before the next step looks at the image.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ RETRY_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """What a broker says."""
+    """The content of a broker's heartbeat."""
 
     broker_id: int
     broker_epoch: int

@@ -24,7 +24,7 @@ class DiskError(OSError):
 
 @dataclass(eq=False)
 class _Inode:
-    """`content` is what a reader sees; `durable` what is left without luck."""
+    """`content` is the readers' view; `durable` is certain to survive a loss of power."""
 
     content: bytearray = field(default_factory=bytearray)
     durable: bytearray = field(default_factory=bytearray)
@@ -98,12 +98,12 @@ class SimDisk:
         return self._dies_after is not None and self._dies_after < 0
 
     def process_died(self) -> None:
-        """The lock goes with the process; what was written stays."""
+        """The process's lock ends; its writes stay."""
         self._locked = self.failed = False
         self._dies_after = None
 
     def lose_power(self, chance: random.Random) -> None:
-        """Lose what was not synced, or some of it."""
+        """Lose all unsynced bytes, or some of them."""
         self.process_died()
         self._names = dict(chance.choice(self._name_states))
         self._name_states = [dict(self._names)]

@@ -31,7 +31,7 @@ class Drains:
         self._random = random.Random(f"drains of {simulation.seed}")
 
     def start(self) -> None:
-        """Begin, in some of the schedules; it ends by itself."""
+        """Begin, in some of the schedules; the drains end by themselves."""
         if self._random.random() < SHARE:
             self._process = Process(Host(self._simulation, FIRST_OPERATOR))
             self._requester = Requester(self._process, self._random)

@@ -39,7 +39,7 @@ def name_of(fault: Fault) -> str:
 
 
 class FaultMaker:
-    """Makes faults until `heal_core`, or `stop`; then things are mended. Subclasses say what the faults are."""
+    """Makes faults until `heal_core`, or `stop`; then it mends them. Subclasses define the faults."""
 
     def __init__(self, simulation: Simulation) -> None:
         self._simulation = simulation

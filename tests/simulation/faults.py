@@ -283,7 +283,7 @@ class Faults(FaultMaker):
         return True
 
     def _slow_answers(self) -> bool:
-        """What the leader answers to a broker takes almost as long as a lease; then it does not hear the broker."""
+        """The leader's answers to a broker take almost as long as a lease; then it receives nothing from the broker."""
         leader = self._simulation.leader()
         others = [each for each in self._simulation.hosts if leader is None or each is not leader.host]
         if leader is None or not others:

@@ -160,7 +160,7 @@ class Invariants:
             raise Violation(f"{voter.host} votes for {candidate_id} in term {term}, as it did for {given}")
 
     def _check_matches(self, leader: Voter) -> None:
-        """What a leader takes for acknowledged is there, as long as its followers follow it."""
+        """The records that a leader regards as a follower's are in the follower's log, as long as it follows."""
         for peer_id, status in leader.node.peers().items():
             follower = self._simulation.voter_on(peer_id)
             if follower is None or follower.node.term != leader.node.term or follower.node.voter_state != VOTER:
@@ -176,7 +176,7 @@ class Invariants:
                 )
 
     def _check_majority(self, leader: Voter) -> None:
-        """What a leader counts as committed is on the disks of a majority; nodes that do not run may have it."""
+        """The entries that a leader regards as committed are on a majority of disks, stopped nodes included."""
         index = leader.node.commit_index
         term = leader.wal.term_at(index)
         without = 0
@@ -189,7 +189,7 @@ class Invariants:
             raise Violation(f"{leader.host} counts entry {index} as committed, which {without} voters do not have")
 
     def active(self, voter: Voter, term: int) -> None:
-        """A node leads and has applied what was committed before it did."""
+        """A node leads, and has applied all entries that were committed before."""
         self.counts["leaders"] += 1
         # A leader may find out late that it was elected; what later ones acknowledged by then is none of its own.
         before = max((index for earlier, index in self._acknowledged.items() if earlier < term), default=0)

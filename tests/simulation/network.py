@@ -2,8 +2,8 @@
 
 A message takes a random time that depends on the pair of hosts. While a direction is cut (an asymmetric partition cuts
 one and not the other) nothing is lost: it arrives once the cut is healed, as TCP retransmits, unless the connection
-breaks first. What was under way on a connection that broke may still arrive, after messages on its successor: the
-receiver had it in its buffers. Each end hears of a break at its own time.
+breaks first. Messages in flight on a broken connection may still arrive, after messages on its successor, because the
+receiver had them in its buffers. Each end hears of a break at its own time.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ class Connection:
         self._told = [False, False]
 
     def opener_hears(self, deliver: Deliver, lost: Callable[[], None]) -> None:
-        """Say what the opener does with messages, and with the news that the connection broke."""
+        """Set the opener's handlers of messages, and of the news that the connection broke."""
         self._directions[1].deliver, self._on_lost[0] = deliver, lost
 
     def acceptor_hears(self, deliver: Deliver, lost: Callable[[], None]) -> None:
-        """Say what the acceptor does with messages, and with the news that the connection broke."""
+        """Set the acceptor's handlers of messages, and of the news that the connection broke."""
         self._directions[0].deliver, self._on_lost[1] = deliver, lost
 
     @property

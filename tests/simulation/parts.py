@@ -27,7 +27,7 @@ def _real_sessions() -> BrokerSessions:
 
 @dataclass
 class Parts:
-    """Makers of the parts, and what the simulation does around them."""
+    """Makers of the parts, and the simulation's work around them."""
 
     wal: Callable[..., WriteAheadLog] = WriteAheadLog
     node: Callable[..., RaftNode] = RaftNode

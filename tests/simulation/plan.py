@@ -1,4 +1,4 @@
-"""What a run is told; everything else its seed decides."""
+"""The settings of a run that are given; its seed decides the rest."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Plan:
-    """What a scenario, or the shrinking of a failure, wants of a run."""
+    """The settings that a scenario, or the shrinking of a failure, gives for a run."""
 
     options: Mapping[str, object] = field(default_factory=dict)
     """By name: in place of what the seed would draw (`Simulation.OPTIONS` of the kind)."""
@@ -23,5 +23,5 @@ class Plan:
     """The numbers of faults that are left out. The others are what they would have been."""
 
     def option(self, name: str, drawn: T) -> T:
-        """Return what was asked for under this name, or else what was drawn."""
+        """Return the value given under this name, or else the drawn one."""
         return cast("T", self.options.get(name, drawn))  # `workloads` has looked at its type

@@ -19,7 +19,7 @@ Action = Callable[..., object]
 
 
 class ProcessGone(Exception):
-    """Ends what a process was doing when it died in the midst of it."""
+    """Ends the work of a process that died in the middle of it."""
 
 
 class Process:
@@ -86,7 +86,7 @@ class Process:
             self.run(action, *arguments)
 
     def die(self, with_machine: bool) -> None:
-        """End it; nothing of it runs any more."""
+        """End the process; none of its work continues."""
         self.alive = False
         self._waiting.clear()
         for action in self.on_death:
@@ -134,11 +134,11 @@ class Host:
         return self.disk.dead or (self.log_disk is not None and self.log_disk.dead)
 
     def local_s(self) -> float:
-        """Return what the monotonic clock of this host shows."""
+        """Return the time of this host's monotonic clock."""
         return self._clock_starts_s + self.simulation.scheduler.now_s * (1 + self.drift)
 
     def wall_ms(self) -> int:
-        """Return what the time of day is here, which may be an hour off."""
+        """Return the time of day on this host, which may be an hour off."""
         return int(1_700_000_000_000 + self.wall_offset_ms + self.local_s() * 1_000)
 
     def boot(self) -> None:
@@ -151,7 +151,7 @@ class Host:
         self.process.run(self.simulation.start_process, self.process)
 
     def stop(self, why: str, power: bool = False) -> None:
-        """End the process; with `power`, the machine loses what was not synced."""
+        """End the process; with `power`, the machine loses unsynced bytes."""
         process, self.process = self.process, None
         if process is None:
             return

@@ -1,4 +1,4 @@
-"""One run: a quorum, brokers, clients and faults, from a seed; and what has to be true when it is over."""
+"""One run from a seed: a quorum, brokers, clients and faults; and the checks at its end."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Simulation:
     # For the parts
 
     def chosen(self, name: str, drawn: T) -> T:
-        """Return what the scenario says, if it says anything, or else what was drawn."""
+        """Return the scenario's value, if it has one, or else the drawn one."""
         return self.parts.plan.option(name, drawn)
 
     def trace(self, host: Host | None, what: str) -> None:
@@ -122,7 +122,7 @@ class Simulation:
         return max(leaders, key=lambda each: each.node.term, default=None)
 
     def start_process(self, process: Process) -> None:
-        """Start what a host runs."""
+        """Start the process of a host."""
         node_id = process.host.node_id
         if node_id in self.voters:
             voter = Voter(process)
@@ -148,7 +148,7 @@ class Simulation:
         self.scheduler.after(self.random.choice((0.01, 0.3, 2.0)), host.boot)
 
     def process_failed(self, host: Host, error: Exception) -> None:
-        """A process stopped by itself: right if its disk failed it, wrong otherwise."""
+        """A process stopped by itself: right if its disk failed, wrong otherwise."""
         self.counts["fail-stops"] += 1
         if isinstance(error.__cause__, Violation):  # noticed within a cycle, which made an error of its own of it
             raise error.__cause__
@@ -212,10 +212,10 @@ class Simulation:
             self.scheduler.after(self.random.choice((0.0, 0.0, 0.1, 0.5)), host.boot)
 
     def wait_until_well(self, at_most_s: float, core: frozenset[int] | None = None) -> None:
-        """Run until nothing is wrong any more, or nothing that a core has to do alone.
+        """Run until nothing is wrong any more, or until a core alone has finished its work.
 
         Raises:
-            Violation: something still is.
+            Violation: something still is wrong, or unfinished.
         """
         begin_s = self.scheduler.now_s
         while True:
@@ -250,7 +250,7 @@ class Simulation:
         return frozenset(core)
 
     def what_is_wrong_in(self, core: frozenset[int]) -> str | None:
-        """Return what a core has not got done alone: a controller, brokers in service, leaders, answers."""
+        """Return what a core alone has not achieved: a controller, brokers in service, leaders, answers."""
         for node_id in self.voters:
             if node_id in core and self.voter_on(node_id) is None:
                 return f"controller {node_id} does not run"

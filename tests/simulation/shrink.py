@@ -1,9 +1,9 @@
-"""Finds the least that still fails in the same way: with fewer faults, and in less time.
+"""Finds a smallest run that still fails in the same way: with fewer faults, and in less time.
 
 Faults are left out by delta debugging (Zeller and Hildebrandt, "Simplifying and isolating failure-inducing input",
-2002): halves, quarters and so on of what is left, and what is not of such a part. What a fault is, and when it comes,
-hangs on its number alone (`fault_maker`), so whatever is left out, the others stay what they were; only what they meet
-may be something else.
+2002): it tries halves, quarters and so on of the remaining faults, and the complements of such parts. A fault and its
+time depend on its number alone (`fault_maker`), so leaving faults out does not change the others; only the state that
+these meet may differ.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Shrunk:
     runs: int
 
     def report(self) -> str:
-        """Return what an analysis needs."""
+        """Return the texts that an analysis needs."""
         faults, fewer = (sum(each.happened for each in one.faults) for one in (self.before, self.outcome))
         return "\n".join(
             [

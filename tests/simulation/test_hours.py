@@ -1,4 +1,4 @@
-"""`./dev sim --hours`: what comes in turn, what is counted, and what the command says of a failure."""
+"""`./dev sim --hours`: the order of runs, the counts, and the report of a failure."""
 
 from __future__ import annotations
 

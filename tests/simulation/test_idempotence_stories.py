@@ -111,7 +111,7 @@ def test_a_batch_that_is_sent_again_is_there_once(parts: Parts) -> None:
 
 
 def test_a_duplicate_waits_until_the_first_copy_is_committed(parts: Parts) -> None:
-    """Otherwise the acknowledgement is for what a later leader need not have."""
+    """Otherwise records would be acknowledged that a later leader may not have."""
     with DataStory(parts) as story:
         key = story.topic(min_insync_replicas=2)
         producer = Numbered(story, key)
@@ -184,7 +184,7 @@ def test_a_leader_that_knows_denies_what_is_lost(parts: Parts) -> None:
 
 
 def test_a_late_copy_of_a_missing_batch_lets_nothing_in_that_was_denied(parts: Parts) -> None:
-    """What was sent on a connection that stood still comes after the producer has numbered anew what followed."""
+    """A batch from a stalled connection arrives after the producer has numbered its later batches anew."""
     with DataStory(parts) as story:
         key = story.topic(min_insync_replicas=2)
         producer = Numbered(story, key)
@@ -203,7 +203,7 @@ def test_a_late_copy_of_a_missing_batch_lets_nothing_in_that_was_denied(parts: P
 
 
 def test_a_batch_that_was_truncated_is_no_duplicate(parts: Parts) -> None:
-    """What a follower remembers is cut with its log."""
+    """A follower's state of producers is cut together with its log."""
     with DataStory(parts) as story:
         key = story.topic(min_insync_replicas=2)
         producer = Numbered(story, key)
@@ -247,7 +247,7 @@ def test_a_snapshot_of_what_was_truncated_counts_for_nothing(parts: Parts) -> No
 
 
 def test_a_restarted_broker_knows_its_producers(parts: Parts) -> None:
-    """All of them lose their power at once; what was committed is known again."""
+    """All brokers lose power at once; afterwards they know the producers of committed batches again."""
     with DataStory(parts) as story:
         key = story.topic(min_insync_replicas=2)
         producer = Numbered(story, key)

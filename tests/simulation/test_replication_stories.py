@@ -62,7 +62,7 @@ def test_a_topic_made_again_by_a_late_request_does_not_get_the_logs_of_the_first
 
 
 def test_a_replica_whose_log_vanished_never_leads_with_an_empty_one(parts: Parts) -> None:
-    """All brokers stop cleanly, a log directory of one is removed: the others keep what was committed."""
+    """All brokers stop cleanly, and a log directory of one is removed: the others keep the committed records."""
     for order in itertools.permutations((2, 3, 4)):
         with DataStory(parts) as story:
             key = story.topic(min_insync_replicas=2)
@@ -235,7 +235,7 @@ def test_a_flush_of_what_was_truncated_counts_for_nothing(parts: Parts) -> None:
 
 
 def test_a_log_starts_over_where_its_leader_s_begins_in_the_midst_of_a_batch(parts: Parts) -> None:
-    """Kafka's UnexpectedAppendOffsetException: what the leader sends first begins below the offset asked for."""
+    """Kafka's UnexpectedAppendOffsetException: the leader's first batch begins below the requested offset."""
     with DataStory(parts) as story:
         key = story.topic()
         story.produce(key, records=3)
@@ -253,7 +253,7 @@ def test_a_log_starts_over_where_its_leader_s_begins_in_the_midst_of_a_batch(par
 
 
 def test_a_replica_that_lost_its_page_cache_is_not_elected(parts: Parts) -> None:
-    """Fluss #662, KIP-966: with flush.messages above 1 a power cut takes what a replica said it had."""
+    """Fluss #662, KIP-966: with flush.messages above 1 a power cut takes records that a replica had acknowledged."""
     with DataStory(parts) as story:
         key = story.topic(flush_messages="1000")
         story.produce(key)
@@ -275,7 +275,7 @@ def test_a_replica_that_lost_its_page_cache_is_not_elected(parts: Parts) -> None
 
 
 def test_two_of_three_lead_on_after_all_lost_their_power_at_once(parts: Parts) -> None:
-    """What was acknowledged had been fsynced, so a broker that returns has it; the third may never come back."""
+    """Acknowledged records were fsynced, so a broker that returns has them; the third may never come back."""
     lose_power_and_return_without_the_third(parts, controller=False)
 
 
@@ -328,7 +328,7 @@ def test_only_the_topics_that_were_not_fsynced_wait_for_the_third(parts: Parts) 
 
 
 def test_an_older_copy_of_a_disk_counts_for_nothing(parts: Parts) -> None:
-    """The copy was made in an earlier life of the broker: it lacks what the broker has acknowledged since."""
+    """The copy is from an earlier life of the broker, and lacks records that the broker has acknowledged since."""
     with DataStory(parts) as story:
         key = story.topic()
         sent = story.produce(key, 2)
@@ -542,7 +542,7 @@ def test_kip_903_a_broker_that_was_restarted_does_not_join_by_what_it_was_before
 
 
 def test_a_high_watermark_that_is_behind_does_not_send_readers_back(parts: Parts) -> None:
-    """estuary/flow #3092: the new leader's high watermark is behind what was read, and it is no reader's mistake."""
+    """estuary/flow #3092: the new leader's high watermark is below offsets already read; readers made no mistake."""
     with DataStory(parts) as story:
         key = story.topic()
         story.produce(key, 2)

@@ -88,7 +88,7 @@ def test_that_is_enough() -> None:
 
 @pytest.fixture(scope="module")
 def traces() -> list[dict[str, str]]:
-    """What one seed of each kind comes to, in two interpreters that hash differently."""
+    """The traces of one seed of each kind, in two interpreters with different hash seeds."""
     runs = [
         subprocess.Popen(
             [sys.executable, "-W", "ignore", "-c", _PRINT_TRACES, *KINDS],

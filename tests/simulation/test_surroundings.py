@@ -1,4 +1,4 @@
-"""What the simulation is built on does what it says: time, disk and network."""
+"""The base of the simulation behaves as documented: time, disk and network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scenario files: what they may say, and that each of them brings what it is about (hours of them: test_schedules)."""
+"""Scenario files: their valid content, and that each makes its faults happen (hours of them: test_schedules)."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_every_workload_has_some() -> None:
     ],
 )
 def test_every_family_of_faults_is_some_scenarios_own(family: str, faults: set[str]) -> None:
-    """What a scenario says that happens has to happen: `test_schedules` sees to it."""
+    """The faults that a scenario names must happen: `test_schedules` checks that."""
     happens = {what for name in workloads.names() for what in workloads.load(name).happens}
     assert {f"fault {fault}" for fault in faults} <= happens
 

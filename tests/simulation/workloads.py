@@ -58,10 +58,10 @@ def load(name: str) -> Scenario:
 
 
 def read(name: str, text: str) -> Scenario:
-    """Return what a scenario file says.
+    """Return the content of a scenario file.
 
     Raises:
-        ScenarioError: it says what is not known, or not what it has to.
+        ScenarioError: it has an unknown key or value, or lacks a required one.
     """
     from tests.simulation.runner import KINDS
 

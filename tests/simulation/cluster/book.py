@@ -3,9 +3,9 @@
 Every record names its writer (one process of an application) and its number there. Checked at once, whenever records
 are committed or a client gets an answer:
 
-once, in order      what an idempotent writer has sent is in one partition once, in the order of its numbers
-told is there       a record that acks=all acknowledged is committed, at the offset that was told
-read is there       what a reader was given is what is committed there, none of it left out (`ledger.check_read`)
+once, in order      the records of an idempotent writer are in one partition once, in the order of their numbers
+told is there       a record that acks=all acknowledged is committed, at the offset in the answer
+read is there       a reader's records are the committed ones at these offsets, without a gap (`ledger.check_read`)
 
 and at the end: no record that acks=all acknowledged is missing, every record was sent by a writer, and no record is
 there that was reported as certainly not in the log.
@@ -29,7 +29,7 @@ MARK = b"C"
 
 
 class Value(NamedTuple):
-    """What a record says: `writer` and `number`, and what else its application needs to know."""
+    """The content of a record: `writer` and `number`, and other fields that its application needs."""
 
     writer: int
     number: int
@@ -41,7 +41,7 @@ class Value(NamedTuple):
 
 
 def read_value(value: bytes | None) -> Value | None:
-    """Return what a record says; None: it is not of an application here."""
+    """Return the content of a record; None: no application of the simulation wrote it."""
     if value is None or not value.startswith(MARK + b"|"):
         return None
     _, writer, number, *rest, _ = value.split(b"|")
@@ -113,7 +113,7 @@ class Book:
 
     @staticmethod
     def parse(raw: bytes) -> Value:
-        """Return what a record says that is known to be of an application here."""
+        """Return the content of a record that an application of the simulation wrote."""
         value = read_value(raw)
         assert value is not None
         return value
@@ -177,10 +177,10 @@ class Book:
     # The end
 
     def check(self) -> Counter[str]:
-        """Check what has become of everything that was acknowledged.
+        """Check the outcome of all acknowledged records.
 
         Raises:
-            Violation: something is missing.
+            Violation: a record is missing.
         """
         for writer in self.writers:
             missing = [

@@ -141,10 +141,10 @@ class ClusterBroker(DataBroker):
         return await answered
 
     def check_loop(self) -> None:
-        """Raise what a task of the product failed with.
+        """Check that no task of the product has failed.
 
         Raises:
-            Violation: it did.
+            Violation: one has.
         """
         super().check_loop()
         if self._failures:

@@ -107,7 +107,7 @@ class Call:
         return self._status[0]
 
     async def details(self) -> str:
-        """Return what was said beside the status."""
+        """Return the text that came with the status."""
         await asyncio.shield(self._over)
         assert self._status is not None
         return self._status[1]

@@ -29,7 +29,7 @@ QUICK: dict[str, Any] = {
 
 
 class Application:
-    """One host of an application. `work` is the application; it may die and stand still at any moment.
+    """One host of an application. `work` is the application; it may die or pause at any moment.
 
     A life that ends by itself is followed by another one; one that is still at work when the simulation winds down is
     to find its end: `finished` says so.
@@ -151,7 +151,7 @@ class Application:
         await asyncio.sleep(self.random.uniform(shortest_s, longest_s))
 
     async def attempt(self, call: Awaitable[object]) -> RaftlogError | None:
-        """Return what a call was refused with; None: it went well."""
+        """Return the error that refused a call; None: it succeeded."""
         try:
             await call
         except RaftlogError as error:

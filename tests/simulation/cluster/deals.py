@@ -1,9 +1,9 @@
-"""What belongs together: transactions, and stages of batches. All of one is readable, or nothing.
+"""Transactions, and stages of batches: all records of one are readable, or none is.
 
-held when an application is told   the decision is the one that it was told, and committed
-held at the end                    atomic: all records of what is committed, once, and none of anything else; money
-                                   neither comes nor goes; every record that a transformer's group is behind was made
-                                   into something exactly once; a batch of a sink is what one commit has named, whole
+checked when an application is told   the decision is the one that it was told, and is committed
+checked at the end                    atomic: all records of committed transactions, once, and no others; the sum of
+                                      money is unchanged; every record that a transformer's group has committed was
+                                      transformed exactly once; a batch of a sink is exactly what one commit has named
 """
 
 from __future__ import annotations
@@ -70,10 +70,10 @@ class Deals:
         return value
 
     def told(self, deal: Deal, committed: bool) -> None:
-        """An application is told what has become of its transaction.
+        """An application is told the outcome of its transaction.
 
         Raises:
-            Violation: something else has, or not all that was acknowledged is there.
+            Violation: the outcome was another one, or acknowledged records are missing.
         """
         deal.told = committed
         self.counts["told that it is committed" if committed else "told that it is aborted"] += 1
@@ -130,10 +130,10 @@ class Deals:
             raise Violation(f"the bank has {sum(amounts)} more than there should be")
 
     def check_made(self, group_id: str, sources: Iterable[PartitionKey]) -> None:
-        """What a group of transformers is behind was made into something, once.
+        """Every record up to which a group of transformers has committed was transformed exactly once.
 
         Raises:
-            Violation: something was not, or twice.
+            Violation: a record was not transformed, or more than once.
         """
         made = Counter((int(value.rest[2]), int(value.rest[3])) for _, value in self._readable_values(MADE))
         ledger = self._book.ledger

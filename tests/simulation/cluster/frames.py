@@ -67,7 +67,7 @@ class HalfClose:
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """The caller is not interested any more."""
+    """The caller has given up the call."""
 
     call: int
 

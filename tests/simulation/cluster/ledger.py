@@ -1,4 +1,4 @@
-"""What has to hold for records and transactions, where producers may repeat themselves, and topics come and go."""
+"""Invariants of records and transactions, where producers may repeat records, and topics are created and deleted."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ClusterLedger(TransactionLedger):
         self._told: dict[PartitionKey, int] = {}
 
     def name(self, key: PartitionKey) -> str:
-        """Return what a partition is called."""
+        """Return a partition's name."""
         return self._name(key)
 
     def exists(self, key: PartitionKey) -> bool:
@@ -39,7 +39,7 @@ class ClusterLedger(TransactionLedger):
         return self._cluster.invariants.truth.partition(*key) is not None
 
     def may_repeat(self, key: PartitionKey, batch: Batch) -> bool:
-        """Whether a partition may have the same batch twice: what no idempotent producer has sent."""
+        """Whether a partition may have the same batch twice, because no idempotent producer sent it."""
         return parse_header(batch.data).producer_id < 0 or super().may_repeat(key, batch)
 
     def _look_at(self, broker: DataBroker, partition: Partition, key: PartitionKey, view: _View, leads_in: int) -> None:

@@ -1,4 +1,4 @@
-"""Applications that read as members of groups: with auto-commit, or committing what they have done by themselves."""
+"""Applications that read as members of groups: with auto-commit, or with commits of processed records by themselves."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Member(Application):
 
     @property
     def membership(self) -> Membership | None:
-        """What the SDK knows of its membership, while there is one."""
+        """The SDK's state of its membership, while there is one."""
         engine: Any = None if self.consumer is None else self.consumer._made
         return None if engine is None else engine.membership
 
@@ -162,7 +162,7 @@ class Member(Application):
         self._out += records
 
     def _done(self) -> None:
-        """What the application was given it has done."""
+        """The application has processed the records that it was given."""
         for record in self._out:
             key = self.simulation.key_of(record.topic, record.partition)
             self.simulation.offsets.done(self.group_id, key, record.offset)

@@ -20,7 +20,7 @@ SHOWN_WITHIN_S = 4.0
 
 
 class BrokerMetadata:
-    """What one broker knows, and its way to the controllers."""
+    """One broker's view of the metadata, and its way to the controllers."""
 
     def __init__(self, broker: ClusterBroker) -> None:
         self._broker = broker

@@ -51,7 +51,7 @@ class GroupOffsets:
         self.committed[part] = offset
 
     def behind(self, group_id: str, keys: list[PartitionKey]) -> str | None:
-        """Return what a group has not committed yet."""
+        """Return where a group has not committed up to the end; None: it has, everywhere."""
         for key in keys:
             end = self._ledger.last_readable(key)
             if self.committed.get((group_id, key), 0) < end:

@@ -179,7 +179,7 @@ class ClusterSimulation(DataSimulation):
         return [each for each in self.applications if isinstance(each, Member) and each.group_id == group_id]
 
     def group_behind(self, group_id: str) -> str | None:
-        """Return what a group has yet to read and commit."""
+        """Return where a group has not read and committed up to the end; None: it has, everywhere."""
         return self.offsets.behind(group_id, self._work())
 
     def _work(self) -> list[PartitionKey]:
@@ -200,7 +200,7 @@ class ClusterSimulation(DataSimulation):
         )
 
     def what_is_wrong(self) -> str | None:
-        """Return what has not come to an end when nothing is broken."""
+        """Return the work that is unfinished although nothing is broken."""
         for application in self.applications:
             application.stir()
         for application in self.applications:
@@ -216,7 +216,7 @@ class ClusterSimulation(DataSimulation):
         return None
 
     def check_history(self) -> None:
-        """Check what has become of all records."""
+        """Check the outcome of all records."""
         super().check_history()
         self.book.check()
         self.deals.check()

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class Watch(Protocol):
-    """Sees what one call is asked and answers; `frames.Data`, parsed."""
+    """Sees the messages of one call in both directions as `frames.Data`, parsed."""
 
     def request(self, message: Any) -> None:
         """A message of the caller was read."""
@@ -154,7 +154,7 @@ class _Peer:
                     known.heard(frame)
 
     def _lost(self) -> None:
-        """The connection broke; what had come in before is read first, though it be late."""
+        """The connection broke; messages that had arrived before are still read first, even if late."""
         if self._connection.has_more_for_acceptor:
             self.server.process.after(0.01, self._lost)
             return
@@ -197,7 +197,7 @@ class _ServerCall:
             self._loop.call_later(max(0.0, self._begin.timeout_s or 0.0), self.abandon)
 
     def heard(self, frame: Data | Room | HalfClose | Reset) -> None:
-        """Take what the caller sends."""
+        """Take a message of the caller."""
         match frame:
             case Data():
                 self._requests.append(frame.payload)
@@ -322,7 +322,7 @@ class _ServerCall:
         return "ipv4:simulated"
 
     def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
-        """What was sent beside the call."""
+        """The metadata of the call."""
         return self._begin.metadata
 
     def cancelled(self) -> bool:

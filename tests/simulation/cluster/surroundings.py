@@ -1,7 +1,7 @@
-"""What the SDK and services take from the machine they run on: clocks, ids and channels of the process that runs.
+"""The clocks, ids and channels that the SDK and services use, replaced by those of the simulated process that runs.
 
-Nothing of the SDK asks for these but by the module `time`, by `uuid.uuid4` and by `open_channel`. So what stands for
-them in its modules is exchanged while a simulation runs, all over: a module that is new has it as well.
+The SDK gets these only from the module `time`, from `uuid.uuid4` and from `open_channel`. So their names are replaced
+in all of its modules while a simulation runs; a new module is covered as well.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def modules() -> Iterator[tuple[str, Any]]:
 
 @contextlib.contextmanager
 def simulated(simulation: ClusterSimulation) -> Iterator[list[str]]:
-    """Let clocks, ids and channels be the simulation's; gives the names of what was exchanged."""
+    """Let clocks, ids and channels be the simulation's; gives the names of the replaced ones."""
     clock, ids = _Time(simulation), _Ids(random.Random(simulation.random.random()))
     stand_ins: list[tuple[Any, Any]] = [
         (time, clock),

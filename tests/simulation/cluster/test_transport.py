@@ -1,4 +1,4 @@
-"""The simulated gRPC does what the real one does, as far as clients and services can tell."""
+"""The simulated gRPC behaves as the real one, as far as clients and services can observe."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class _Echo:
 
 
 async def _status(call: Awaitable[object]) -> object:
-    """Return what a call comes to: its result, or its status, or how it is refused."""
+    """Return the outcome of a call: its result, its status, or its refusal."""
     try:
         return await call
     except aio.AioRpcError as error:

@@ -186,7 +186,7 @@ class Transformer(Transacts):
         await producer.send_offsets_to_transaction(offsets, consumer.group_metadata())
 
     async def _back(self, consumer: aio.Consumer) -> None:
-        """Read again what the transaction that was aborted has read."""
+        """Read again the records that the aborted transaction had read."""
         while True:
             try:
                 for part, committed in (await consumer.committed()).items():

@@ -8,20 +8,20 @@ both ends of the replication streams. One concept a module:
     streams.py      the real replication sessions, over simulated connections
     broker.py       one life of a whole broker, with coordinators and services
     markers.py      the service `Markers` between brokers, over simulated connections
-    messages.py     what clients and brokers say to each other
-    clients.py      producers and consumers, and what they were told
-    committed.py    what was committed
-    ledger.py       what has to hold for records, after every event
-    faults.py       what goes wrong besides: slow disks, reassignments, deleted records
+    messages.py     the messages between clients and brokers
+    clients.py      producers and consumers, and the answers that they got
+    committed.py    the committed records of a partition
+    ledger.py       invariants of records, checked after every event
+    faults.py       further faults: slow disks, reassignments, deleted records
     schedule.py     one run from a seed
     mutations.py    planted bugs, each of which some seed or story has to catch
     scenario.py     scripted faults, for stories
 
 and beside these the files of groups (`group_*.py`) and of transactions:
 
-    isolation.py                what transactions have become in one partition
-    transaction_ledger.py       what has to hold for transactions, after every event
-    transaction_book.py         what clients were told of transactions, and what has to have come of it at the end
+    isolation.py                the state of transactions in one partition
+    transaction_ledger.py       invariants of transactions, checked after every event
+    transaction_book.py         the answers about transactions that clients got, and checks of the outcome
     transaction_clients.py      coroutines that call coordinators and read committed records
     transaction_producers.py    producers with a transactional id, and transformers
     transaction_sinks.py        batch writers with stages

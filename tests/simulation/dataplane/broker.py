@@ -1,8 +1,8 @@
 """One life of a whole broker: real logs, registry, lease, coordinators and services, wired as `broker_role` does it.
 
 Registering, heartbeats and the watch of images are those of `tests.simulation.broker`. Clients come in by simulated
-connections. Members of groups and readers of committed records meet the real sessions; what the produce and fetch
-sessions do around `Partition` for other clients is done here in a few lines.
+connections. Members of groups and readers of committed records use the real sessions; for other clients a few lines
+here replace the work of the produce and fetch sessions around `Partition`.
 """
 
 from __future__ import annotations
@@ -336,10 +336,10 @@ class DataBroker(SimBroker):
             raise Violation(f"{self.host}: {type(failure).__name__}: {failure}") from failure
 
     def check_loop(self) -> None:
-        """Raise what a task of the product failed with.
+        """Check that no task of the product has failed.
 
         Raises:
-            Violation: it did.
+            Violation: one has.
         """
         for context in self._loop.errors:
             raise Violation(f"{self.host}: {context.get('message')}: {context.get('exception')!r}")
@@ -389,7 +389,8 @@ class DataBroker(SimBroker):
         return {(each.log.topic_id, each.log.partition): each.leader_epoch for each in self.partitions() if each.leads}
 
     def vouch(self, registration: RegisterBrokerCommand) -> None:
-        """Say what the logs say of the process before."""
+        """Add to a registration the logs' information about the process before: its epoch, and topics with unsynced
+        logs."""
         if self.logs.synced_broker_epoch is not None:
             registration.synced_broker_epoch = self.logs.synced_broker_epoch
             registration.unsynced_topic_ids.extend(sorted(self.logs.unsynced_topic_ids))
@@ -432,7 +433,7 @@ class DataBroker(SimBroker):
         return self.image
 
     async def _propose(self, command: MetadataCommand) -> CommandResult:
-        """Ask the controllers, for a while; what is asked may be done later all the same."""
+        """Send a command to the controllers, for a limited time; it may take effect later even so."""
         answered: asyncio.Future[Committed] = self._loop.create_future()
 
         def done(answer: Committed) -> None:
@@ -484,7 +485,7 @@ class DataBroker(SimBroker):
         self.registry.check_isr()
 
     def leave(self) -> None:
-        """Stop cleanly: answer no client any more, flush everything, and leave a mark that says so."""
+        """Stop cleanly: stop answering clients, flush everything, and write the mark of a clean stop."""
         self.registry.close_all(ShuttingDown("the broker is stopping"))
         self.logs.close(broker_epoch=self.broker_epoch)
         self.host.stop("stops cleanly")

@@ -1,4 +1,4 @@
-"""Producers and consumers: their requests, and what they conclude from the answers."""
+"""Producers and consumers: their requests, and their conclusions from the answers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Done = Callable[[Answer | None], None]
 
 
 class Values:
-    """Makes batches none of which is like another one."""
+    """Makes batches that all differ."""
 
     def __init__(self) -> None:
         self._next = 0

@@ -1,4 +1,4 @@
-"""What was committed in one partition: batch after batch, never changed, only extended."""
+"""The committed records of one partition: batch after batch, never changed, only extended."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """A broker's log directory on a virtual disk, and the threads that wait for it.
 
-The files are `tests.support.memory_storage`: what was not synced is lost with the power, in part, torn anywhere. Here
-is when things happen: work for the disk is done in one go some time after it was asked for, and its end is heard of
-some time after that. In between the process continues, is paused, or dies.
+The files are `tests.support.memory_storage`: a loss of power takes unsynced bytes, partly or all, and may tear writes
+anywhere. This module decides about times: the disk does a piece of work at one instant, some time after the request,
+and reports its end some time after that. In between the process continues, is paused, or dies.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class LogDisk:
         self._dies_with_power = self._random.random() < 0.5
 
     def break_now(self) -> None:
-        """Fail every sync from now on; what was written since the last one is gone when the machine starts again."""
+        """Fail every sync from now on; bytes written since the last one are gone when the machine starts again."""
         self.failed = True
         self.storage.faults = [Fault("datasync", errno=errno.EIO), Fault("sync_dir", errno=errno.EIO)]
 
@@ -96,7 +96,7 @@ class LogDisk:
         self.storage.faults = []
 
     def process_died(self, with_machine: bool) -> None:
-        """The process is gone; with its machine goes what was not synced, and with a broken disk as well."""
+        """The process is gone; if its machine is too, or its disk is broken, unsynced bytes are lost."""
         broken = bool(self.storage.faults)
         lost = with_machine or broken or (self.dead and self._dies_with_power)
         dice = _Lowest() if self.loses_all else self._random

@@ -1,4 +1,4 @@
-"""What goes wrong besides: what concerns logs, and what an operator does to them."""
+"""Further faults: those of logs, and an operator's interventions in them."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ PAUSE_S = (0.3, 1.0, 2.0, 5.0)
 
 
 class Offsets:
-    """What was acknowledged of the commits of one group."""
+    """The acknowledged commits of one group."""
 
     def __init__(self) -> None:
         self.acknowledged: dict[TopicPartition, int] = {}

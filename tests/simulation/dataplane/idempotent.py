@@ -53,7 +53,7 @@ class _Batch:
 
 @dataclass(eq=False)
 class _Queue:
-    """What one producer has for one partition. Invariant: the sequences in flight follow one another, or have gaps."""
+    """The state of one producer for one partition."""
 
     key: PartitionKey
     producer_id: int

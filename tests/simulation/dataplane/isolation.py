@@ -1,4 +1,4 @@
-"""What transactions have become in one partition, by what was committed there: the truth that readers are held against.
+"""The state of transactions in one partition, derived from its committed records: the reference for readers.
 
 Invariants, each a `Violation` where it does not hold:
 
@@ -64,7 +64,8 @@ class Isolation:
         self._bases: list[int] = []
 
     def catch_up(self) -> tuple[list[Part], list[Part]]:
-        """Read what was committed since; return (what has begun, what has ended)."""
+        """Read the records committed since the last call; return the transactions that have begun and those that have
+        ended."""
         begun: list[Part] = []
         ended: list[Part] = []
         batches = self._committed.batches

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class _View:
-    """What one broker's log of a partition was like when it was looked at last."""
+    """The state of one broker's log of a partition at the last look."""
 
     log: PartitionLog
     life: tuple[int, int]
@@ -59,7 +59,7 @@ class _View:
 
 
 class Ledger:
-    """What was committed, and what each replica has of it."""
+    """The committed records, and each replica's part of them."""
 
     def __init__(self, simulation: DataSimulation) -> None:
         self._simulation = simulation
@@ -81,7 +81,7 @@ class Ledger:
         """By producer id: of the last batch committed."""
 
     def of(self, key: PartitionKey) -> Committed:
-        """Return what was committed of a partition."""
+        """Return the committed records of a partition."""
         return self.committed.setdefault(key, Committed())
 
     def log_of(self, key: PartitionKey, node_id: int) -> PartitionLog | None:
@@ -90,7 +90,7 @@ class Ledger:
         return None if view is None else view.log
 
     def lacks_committed(self, key: PartitionKey, node_id: int) -> bool:
-        """Return whether a broker's log, as it was seen last, ends before what was committed."""
+        """Return whether a broker's log, at the last look, ends before the end of the committed records."""
         view = self._views.get(key, {}).get(node_id)
         return view is not None and view.end < self.of(key).end
 
@@ -235,7 +235,7 @@ class Ledger:
                 raise Violation(f"{log!r} has nothing from {offset} to {end}")
 
     def _verify(self, node_id: int, key: PartitionKey, view: _View, end: int) -> None:
-        """Compare what a replica has, up to `end`, with what was committed there."""
+        """Compare a replica's log, up to `end`, with the committed records."""
         if view.verified >= end:
             return
         committed = self.of(key)
@@ -332,7 +332,7 @@ class Ledger:
         self.counts["eligible elected"] += part.leader != was.leader and part.leader in was.eligible_leader_replicas
 
     def _unclean_election(self, key: PartitionKey, part: PartitionImage) -> None:
-        """The new leader's log is the truth from here on; how much that loses is what the operator agreed to."""
+        """From here on the new leader's log is the reference; the operator has accepted any loss."""
         self.counts["unclean elections"] += 1
         committed = self.of(key)
         view = self._views.get(key, {}).get(part.leader)
@@ -421,7 +421,7 @@ class Ledger:
     # The end
 
     def what_is_wrong(self) -> str | None:
-        """Return in what the replicas differ when nothing is under way any more."""
+        """Return the differences between replicas once no work is in progress."""
         image = self._simulation.invariants.truth
         for topic_id, topic in image.topics.items():
             for part in topic.partitions:
@@ -443,7 +443,7 @@ class Ledger:
         return None
 
     def check_all(self) -> None:
-        """Compare every log with what was committed, from its start to its end.
+        """Compare every log with the committed records, from its start to its end.
 
         Raises:
             Violation: they differ.

@@ -97,7 +97,7 @@ class Rpc:
 
 @dataclass(frozen=True, slots=True)
 class Replied:
-    """What the service has returned."""
+    """The service's result."""
 
     message: Message
 

@@ -59,7 +59,7 @@ class Sent:
 
     @property
     def failed(self) -> bool:
-        """Whether the producer heard an error, or nothing any more."""
+        """Whether the producer got an error, or was left without an answer."""
         return any(answer is None or isinstance(answer, Failed) for answer in self.answers)
 
     @property
@@ -108,7 +108,7 @@ class DataStory(Story):
         return key
 
     def partition(self, key: PartitionKey) -> PartitionImage:
-        """Return what the quorum says of a partition."""
+        """Return the quorum's state of a partition."""
         found = self.simulation.invariants.truth.partition(*key)
         assert found is not None
         return found
@@ -205,7 +205,7 @@ class DataStory(Story):
         self.until(lambda: self.simulation.deleted_below(key) == before_offset, "records are deleted")
 
     def holds(self, key: PartitionKey, sent: Iterable[Sent]) -> None:
-        """Check that what was acknowledged can be read where it went; the ledger knows what it was."""
+        """Check that the acknowledged records can be read at their offsets; the ledger knows their content."""
         for one in sent:
             self.until(
                 lambda one=one: (
@@ -218,7 +218,7 @@ class DataStory(Story):
     # Faults
 
     def kill(self, *nodes: int) -> None:
-        """End processes; what they wrote stays in the page cache."""
+        """Kill processes; their writes stay in the page cache."""
         for node_id in nodes:
             self.simulation.host(node_id).stop("killed")
 
@@ -276,7 +276,7 @@ class DataStory(Story):
         disk.storage = copy.clone()
 
     def power_cut(self, *nodes: int) -> None:
-        """Cut the power; of what was not synced, nothing is left."""
+        """Cut the power; all unsynced bytes are lost."""
         for node_id in nodes:
             host = self.simulation.host(node_id)
             assert host.log_disk is not None

@@ -1,4 +1,4 @@
-"""One run with whole brokers, from a seed; and what has to be true when it is over."""
+"""One run with whole brokers, from a seed; and the checks at its end."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ class DataSimulation(Simulation):
         return wrong or self.ledger.what_is_wrong()
 
     def what_is_wrong_in(self, core: frozenset[int]) -> str | None:
-        """Return what a core has not got done alone; with enough replicas in it a partition takes records."""
+        """Return the work that a core alone has not finished; with enough replicas in it a partition takes records."""
         return super().what_is_wrong_in(core) or self._probe(
             self._core_probes,
             [
@@ -233,7 +233,7 @@ class DataSimulation(Simulation):
         return None
 
     def check_history(self) -> None:
-        """Compare all replicas with what was committed."""
+        """Compare all replicas with the committed records."""
         self.ledger.check_all()
         for broker in self.brokers.values():
             assert isinstance(broker, DataBroker)

@@ -28,7 +28,7 @@ MARK = b"T"
 
 
 class Value(NamedTuple):
-    """What a record says."""
+    """The content of a record."""
 
     transaction: int
     number: int
@@ -43,7 +43,7 @@ class Value(NamedTuple):
 
 
 def read_value(value: bytes) -> Value | None:
-    """Return what a record says; None: another client wrote it."""
+    """Return the content of a record; None: another client wrote it."""
     fields = value.split(b"|")
     return Value(*map(int, fields[1:6])) if fields[0] == MARK else None
 

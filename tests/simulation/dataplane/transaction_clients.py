@@ -232,7 +232,7 @@ class TransactionClient(Client):
         last_stable_offset: int,
         aborted: Iterable[AbortedRange],
     ) -> list[Rows]:
-        """Return what the SDK makes of an answer for [begin, end), and check that it is what was committed."""
+        """Return the SDK's result for an answer for [begin, end), and check it against the committed records."""
         found = wanted_rows(
             TopicPartition(key[0].hex()[:4], key[1]),
             records,

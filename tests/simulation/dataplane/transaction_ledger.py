@@ -44,7 +44,7 @@ class Sink:
 
 
 class TransactionLedger(Ledger):
-    """What was decided, and what became of it."""
+    """The decisions about transactions, and their outcomes."""
 
     def __init__(self, simulation: TransactionSimulation) -> None:
         super().__init__(simulation)
@@ -195,7 +195,7 @@ class TransactionLedger(Ledger):
         self.counts["transactions over"] += 1
 
     def unmarked(self, numbers: Numbers) -> list[str]:
-        """Return of what has no committed marker of a transaction that was decided."""
+        """Return the partitions and groups in which a decided transaction has no committed marker yet."""
         producer_id, epoch = numbers
         missing = []
         for target in self.added[numbers]:
@@ -290,7 +290,7 @@ class TransactionLedger(Ledger):
     # The end
 
     def what_is_wrong(self) -> str | None:
-        """Return what is not decided, or not told, when nothing is under way any more."""
+        """Return the transactions that are undecided, or whose client was not told, once no work is in progress."""
         wrong = super().what_is_wrong()
         if wrong is not None:
             return wrong

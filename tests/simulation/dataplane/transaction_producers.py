@@ -282,11 +282,11 @@ class Transformer(TransactionalProducer):
         self._position: int | None = None
 
     async def initialized(self) -> None:
-        """Nothing of it is open: what was committed is where it goes on."""
+        """It has no open transaction: continue after the committed records."""
         self._position = None
 
     async def write(self, transaction: Transaction) -> None:
-        """Read on, and write what comes of it."""
+        """Read on, and write the transformed records."""
         source = self.simulation.work()[self.partition]
         if self._position is None:
             self._position = await self._committed(source)

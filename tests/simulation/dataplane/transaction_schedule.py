@@ -193,7 +193,7 @@ class TransactionSimulation(DataSimulation):
     # The end
 
     def what_is_wrong(self) -> str | None:
-        """Return what has not come to an end when nothing is broken."""
+        """Return the work that is unfinished although nothing is broken."""
         for writer in self.writers.values():
             if not writer.finished:
                 return f"{writer.name} {writer.process.host.node_id} has not come to an end"
@@ -202,6 +202,6 @@ class TransactionSimulation(DataSimulation):
         return super().what_is_wrong() or next(filter(None, (reader.is_behind() for reader in self.readers)), None)
 
     def check_history(self) -> None:
-        """Check what has become of all transactions."""
+        """Check the outcome of all transactions."""
         super().check_history()
         self.counts += self.book.check()

@@ -1,7 +1,7 @@
 """A world in which members of Kafka's classic protocol come and go beside those that let the coordinator assign.
 
-The group moves from one type to the other while its members read. What must never be so is what the world checks, for
-members of both kinds.
+The group moves from one type to the other while its members read. The world checks its invariants for members of both
+kinds.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ JOIN_PATIENCE_MS: Final = 15_000.0
 
 
 def subscription(topics: Iterable[str], owned: dict[str, list[int]]) -> bytes:
-    """Return what a consumer says, in version 1."""
+    """Return a consumer's subscription, in version 1."""
     names = b"".join(struct.pack(">h", len(name)) + name.encode() for name in topics)
     parts = [struct.pack(">hi", 1, len(tuple(topics))), names, struct.pack(">ii", -1, len(owned))]
     for name, numbers in owned.items():

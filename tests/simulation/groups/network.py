@@ -47,7 +47,7 @@ class Link:
         self._world.at(self._down_at_ms - self._world.now_ms, lambda: self._client.receive(self, message))
 
     def break_off(self, delay_ms: float) -> None:
-        """Nothing is sent any more; both ends notice, each in its time. What is under way arrives."""
+        """Both ends send nothing more, and each notices at its own time. Messages in flight arrive."""
         if not self.broken:
             self.broken = True
             self._world.at(max(delay_ms, self._down_at_ms - self._world.now_ms), lambda: self._client.lost_link(self))

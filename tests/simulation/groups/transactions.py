@@ -3,7 +3,7 @@
 Beside what `world` checks:
     no offset becomes the group's before its transaction was decided, and none of one that was aborted
     once the marker of a commit is answered, all offsets of the transaction are the group's
-and after `heal`: what was committed is there, and nothing is pending.
+and after `heal`: committed offsets are there, and none are pending.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Transaction:
             self._mark()
 
     def _mark(self) -> None:
-        """Bring the marker until it is answered; what was under way by then arrives all the same."""
+        """Send the marker until it is answered; copies in flight then still arrive."""
         if self.over:
             return
         marker = (self.producer_id, self.epoch + 1, bool(self.decision))
@@ -69,7 +69,7 @@ class Transaction:
             self.check()
 
     def check(self) -> None:
-        """What was committed is the group's, unless more has been committed since."""
+        """The committed offsets are the group's, unless later ones were committed since."""
         for partition, offset in self.offsets.items() if self.decision else ():
             if self._world.checker.committed.get(partition, -1) < offset:
                 raise Broken(f"{self.tag} was committed, and offset {offset} of {partition[1]} is not the group's")

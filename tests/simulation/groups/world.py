@@ -271,7 +271,7 @@ class World:
         self._run(for_ms)
 
     def heal(self) -> None:
-        """No more faults: what was slow or paused goes on, and the group comes to rest."""
+        """End the faults: slow or paused processes continue, and the group comes to rest."""
         self.faults = False
         if not self.up:
             self._come_up()
@@ -324,7 +324,7 @@ class World:
                 owners[partition] = client.name
 
     def check_replay(self) -> None:
-        """The log says what the coordinator knows, however it was compacted."""
+        """A replay of the log gives the coordinator's state, however the log was compacted."""
         if not self.up:
             return
         upto = self.random.randint(0, len(self.log))

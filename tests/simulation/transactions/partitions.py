@@ -13,14 +13,14 @@ from raftlog.errors import InvalidProducerEpoch, InvalidTxnState, OutOfOrderSequ
 
 
 class Broken(AssertionError):
-    """What must never be so is so."""
+    """An invariant is violated."""
 
 
 @dataclass(eq=False)
 class Transaction:
-    """What one producer does in one epoch, as it sees it: also a stage.
+    """One producer's records in one epoch, from its own view; also those of a stage.
 
-    `told`: what it was told that became of it.
+    `told`: the outcome that it was told.
     """
 
     name: str
@@ -89,7 +89,7 @@ class Partition:
         self._producers[producer_id] = _Producer(epoch, by_marker=True)
 
     def open(self) -> list[Transaction]:
-        """Return what no marker has ended."""
+        """Return the open transactions, which no marker has ended."""
         return [known.open for known in self._producers.values() if known.open is not None]
 
 
@@ -139,7 +139,7 @@ class Checker:
             self.aborted += 1
 
     def check_told(self, transaction: Transaction, *, with_markers: bool) -> None:
-        """What a producer was told is so; `with_markers`: in every partition by now."""
+        """The outcome that a producer was told is true; `with_markers`: in every partition by now."""
         at = transaction.producer_id, transaction.producer_epoch
         if transaction.told is None:
             return

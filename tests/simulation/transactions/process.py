@@ -1,4 +1,4 @@
-"""A process of a client: a generator that yields operations, and goes on with what comes of each."""
+"""A process of a client: a generator that yields operations, and continues with the result of each."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Process:
         world.at(0, lambda: self._go_on(None))
 
     def kill(self) -> None:
-        """As kill -9 does; what is under way arrives all the same."""
+        """End it as kill -9 does; messages in flight still arrive."""
         self.alive = False
 
     def pause(self, for_ms: float) -> None:

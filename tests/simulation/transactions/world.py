@@ -380,7 +380,7 @@ class World:
         self.now_ms = until_ms
 
     def check_replay(self) -> None:
-        """The log says what the coordinator knows, however it was compacted."""
+        """A replay of the log gives the coordinator's state, however the log was compacted."""
         if not self.up:
             return
         upto = self.random.randint(0, len(self.log))
