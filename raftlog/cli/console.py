@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Annotated
 
@@ -69,7 +68,8 @@ def console(
     """
     if (package := missing_from("console")) is not None:
         raise InvalidConfig(needs("the console", package, "console"))
-    from raftlog.console.app import LOOPBACK, Server, Settings, keep_memory_small  # here: it imports a web server
+    from raftlog.console.__main__ import become  # here: it imports a web server
+    from raftlog.console.app import LOOPBACK, Settings
 
     if (tls_certificate is None) != (tls_key is None):
         raise typer.BadParameter("--tls-certificate and --tls-key belong together")
@@ -99,14 +99,7 @@ def console(
         hosts=() if host in ("0.0.0.0", "::") and not allowed_host else names,
         tls=https,
     )
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s: %(message)s")
-    logging.getLogger("raftlog.console.audit").setLevel(logging.INFO)
-    server = Server(settings, host, port, str(tls_certificate) if tls else None, str(tls_key) if tls else None)
-    server.announce = lambda url: print(f"the console is at {url}; Ctrl-C stops it", flush=True)
-    keep_memory_small()
-    server.run()
-    if not server.started:
-        raise typer.Exit(1)
+    become(settings, host, port, str(tls_certificate) if tls else None, str(tls_key) if tls else None)
 
 
 def _user_of(options: AdminOptions) -> str:

@@ -1,5 +1,6 @@
 """The console: a web page where people look at their cluster. `raftlog console` serves it; docs/console.md.
 
+__main__.py    the process: what `raftlog console` becomes
 app.py         the web application: routes, sessions' cookie, security headers, live updates
 access.py      who looks: logins, sessions, tokens against forged requests
 view.py        one user's view of the cluster: answers of brokers, asked for once in two seconds at most
