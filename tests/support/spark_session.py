@@ -64,6 +64,7 @@ def _python_of_workers() -> Iterator[None]:
 
 def archive_classes() -> None:
     """Start a JVM, have it load what streams and queries with raftlog load, and archive these classes at its end."""
+    os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"  # as in tests/conftest.py
     from raftlog import Admin
     from raftlog.testing import Cluster
     from tests.support.steady import STEADY
