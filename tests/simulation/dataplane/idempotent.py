@@ -53,7 +53,7 @@ class _Batch:
 
 @dataclass(eq=False)
 class _Queue:
-    """The state of one producer for one partition."""
+    """One producer's state for one partition. Invariant: the sequences in flight follow one another, or have gaps."""
 
     key: PartitionKey
     producer_id: int
