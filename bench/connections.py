@@ -39,7 +39,7 @@ SECONDS: Final = 20
 EACH_S: Final = 2.0
 """How often each of them sends a record."""
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
-"""What a client of HTTP/2 says first: the preface, and settings without any change."""
+"""The first bytes of an HTTP/2 client: the preface, and settings without any change."""
 BATCH_BYTES: Final = 1_300
 CONFIG: Final = {"max.connections.per.ip": 100_000, "max.streams.per.ip": 100_000}
 """All connections come from one address."""

@@ -1,8 +1,8 @@
 """The changes that people make in the console. Each checks a form, asks the cluster, and returns what happened.
 
-An action is refused here only for what its form lacks; what a user may not do is refused by the broker. `why_not` says
-beforehand what that would be, so that pages do not offer it. Every attempt goes into the audit log (logger
-`raftlog.console.audit`): who, what, on what, and how it ended.
+This module refuses an action only for an incomplete form; the broker refuses actions for which a user has no
+permission. `why_not` says beforehand which permission is missing, so that pages do not offer the action. Every attempt
+goes into the audit log (logger `raftlog.console.audit`): the user, the action, its object, and the outcome.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ asks, others wait for its answer. If brokers do not answer, the last answer stay
 a page goes on while a broker is down. If no broker answers, no other question is asked for two seconds, nor while that
 one is asked again. A question that takes long is asked more seldom: it costs a tenth of the time.
 
-A page does not wait for long (`View.hurry`): it shows what is known by then, and is drawn again, whole, until it lacks
-nothing.
+A page does not wait for long (`View.hurry`): it shows the values known by then, and is drawn again, whole, until none
+is missing.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ EVERY_S: Final = 2.0
 AHEAD_S: Final = 10.0
 """How long after that a page still shows the last answer at once, while the next one is asked for."""
 SELDOM_S: Final = 15.0
-"""The same for what costs brokers more: sizes of logs, the doctor."""
+"""The same for requests that cost brokers more: sizes of logs, the doctor."""
 RARELY_S: Final = 60.0
-"""The same for what a user may do with a resource: brokers check it in any case."""
+"""The same for a user's permissions for a resource: brokers check these in any case."""
 SHARE: Final = 10.0
 """A question that took t seconds is not repeated for SHARE times t, but for `SELDOM_S` at most: one that waited for a
 broker that was dying says nothing of what the next one takes."""

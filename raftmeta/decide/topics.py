@@ -50,9 +50,10 @@ def place_partitions(
 ) -> Iterator[tuple[int, ...]]:
     """Yield the replicas of each of `partitions` new partitions, the preferred leader first.
 
-    The preferred leader is the broker that is it of fewest partitions of the topic (`present`: those that it has), then
-    of fewest of all. The other replicas are the brokers that hold fewest, first from racks that the partition is not in
-    yet; ties go to the lowest broker id. Brokers that are fenced, shutting down, cordoned or drained get nothing.
+    The preferred leader is the broker that is the preferred leader of the fewest partitions of the topic (`present`:
+    its existing ones), then of the fewest partitions overall. The other replicas go to the brokers with the fewest
+    replicas, first to racks without a replica of the partition; ties go to the lowest broker id. Brokers that are
+    fenced, shutting down, cordoned or drained get none.
     The counts come from `image.load`, so the partitions of other topics cost nothing.
 
     Raises:
