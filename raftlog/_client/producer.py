@@ -732,7 +732,9 @@ _MESSAGE_BYTES: Final = 48 << 10
 _BULK_BYTES: Final = 32 << 10
 """A producer that has this much to send at once moves to a call of its own."""
 _UNANSWERED_MESSAGES: Final = 2
-"""Messages of several producers without an answer, at most; what comes meanwhile gathers for the next message."""
+"""While so many messages of several producers have no answer, requests gather for the next message."""
+_UNANSWERED_REQUESTS: Final = 4
+"""The same for the requests in these messages."""
 _GATHER_MS: Final = 20.0
 """How long requests gather at most: a partition that waits for its replicas must not hold up the others."""
 _ACCEPTED_S: Final = 3.0
@@ -754,9 +756,9 @@ class ProduceCall:
     asked. Each producer keeps its own limits, order and sequence numbers. If the call breaks, it breaks for all of
     them: each sends its unanswered requests again on another call.
 
-    While several producers send, a message that is not full waits until fewer than `_UNANSWERED_MESSAGES` are without
-    any answer, for `_GATHER_MS` at most. So a busy broker gets fewer messages with more in each, and an idle one gets
-    each request at once.
+    While several producers send, requests gather as long as `_UNANSWERED_MESSAGES` or `_UNANSWERED_REQUESTS` have no
+    answer, for `_GATHER_MS` at most. So a busy broker gets fewer messages with more in each, and an idle one gets each
+    request at once.
 
     On a call that may be shared, only the first producer sends until the broker's initial metadata tells whether it
     serves several:
@@ -896,7 +898,10 @@ class ProduceCall:
 
     async def _write(self, reader: asyncio.Task[None]) -> None:
         while not reader.done():
-            message = self._next_message()
+            message = None
+            if self._may_write(monotonic_ms()):
+                await self._let_others_in()
+                message = self._next_message()
             if message is None:
                 self._wake.clear()
                 await self._wake.wait()
@@ -911,13 +916,25 @@ class ProduceCall:
                 if stream is not None:
                     stream.written(message.head.correlation_id)
 
+    def _may_write(self, now_ms: float) -> bool:
+        if self.throttled_until_ms > now_ms:
+            return False  # `_throttle` wakes the writer
+        return bool(self._ready) and not self._gathers(now_ms)
+
+    async def _let_others_in(self) -> None:
+        """Wait as long as each turn of the event loop makes further producers ready.
+
+        Threads become ready one after the other: each turn lets some of them have the interpreter's lock.
+        """
+        if len(self._streams) <= _UNANSWERED_MESSAGES:
+            return
+        before = -1
+        while before < len(self._ready) < len(self._streams):
+            before = len(self._ready)
+            await asyncio.sleep(0)
+
     def _next_message(self) -> Produce | None:
         """Return the next message: one request, or one of each producer that has one; None if there is none."""
-        now_ms = monotonic_ms()
-        if self.throttled_until_ms > now_ms:
-            return None  # `_throttle` wakes the writer
-        if not self._ready or self._gathers(now_ms):
-            return None
         candidates = list(self._ready)
         if self._is_shared is None:
             first = next(iter(self._streams), None)
@@ -931,7 +948,8 @@ class ProduceCall:
                 continue
             self._last_id += 1
             self._owners[self._last_id] = stream
-            self._ready[stream] = None  # to the back: the other producers come first
+            if stream.has_queues:
+                self._ready[stream] = None  # to the back: the other producers come first
             requests.append(request)
             room_bytes -= sum(len(part.records) for part in request.parts)
             if room_bytes <= 0:
@@ -939,7 +957,7 @@ class ProduceCall:
         if not requests:
             return None
         if room_bytes > 0 and len(self._streams) > 1:
-            self._unanswered.append(_Message(self._last_id - len(requests) + 1, self._last_id, now_ms))
+            self._unanswered.append(_Message(self._last_id - len(requests) + 1, self._last_id, monotonic_ms()))
         requests[0].head.left_lanes.extend(self._left_lanes)
         self._left_lanes.clear()
         return requests[0] if len(requests) == 1 else requests[0]._replace(more=requests[1:])
@@ -947,7 +965,10 @@ class ProduceCall:
     def _gathers(self, now_ms: float) -> bool:
         """Whether requests wait for others, until a message is answered or `_GATHER_MS` have passed."""
         unanswered = self._unanswered
-        while len(unanswered) >= _UNANSWERED_MESSAGES:
+        while (
+            len(unanswered) >= _UNANSWERED_MESSAGES
+            or sum(message.last_id - message.first_id + 1 for message in unanswered) >= _UNANSWERED_REQUESTS
+        ):
             left_ms = unanswered[0].sent_ms + _GATHER_MS - now_ms
             if left_ms > 0:
                 if self._gather_timer is None:
@@ -978,11 +999,13 @@ class ProduceCall:
         for index, message in enumerate(self._unanswered):
             if message.first_id <= response.correlation_id <= message.last_id:
                 del self._unanswered[index]
+                self._wake.set()  # others may have waited for this
                 break
         stream = self._owners.pop(response.correlation_id, None)
         if stream is not None:
             stream.answered(response)
-            self.ready(stream)
+            if stream.has_queues:
+                self.ready(stream)
         elif not any(each.refused_late(response) for each in self._streams) and not (
             self.is_shared and 0 < response.correlation_id <= self._last_id  # its producer has left
         ):
@@ -1032,6 +1055,11 @@ class ProduceStream:
     def needs_ticks(self) -> bool:
         """Whether `check_silence` has to be called although no batch waits for an answer."""
         return self._unproven_since_ms is not None
+
+    @property
+    def has_queues(self) -> bool:
+        """Whether it has a queue to send from."""
+        return bool(self._queues)
 
     @property
     def requests_in_flight(self) -> int:

@@ -96,9 +96,11 @@ def test_a_message_has_a_request_of_each_producer_that_waits_until_it_is_large(
     assert max(cluster.messages) == most
 
 
-def test_requests_gather_while_two_messages_have_no_answer(
-    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("most", "expected"), [(4, [1, 1, COUNT - 2]), (1, [1, COUNT - 1])])
+def test_requests_gather_while_some_have_no_answer(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, most: int, expected: list[int]
 ) -> None:
+    monkeypatch.setattr(producer_module, "_UNANSWERED_REQUESTS", most)
     monkeypatch.setattr(producer_module, "_GATHER_MS", 1_000_000.0)
     with ExitStack() as stack:
         producers = [stack.enter_context(Producer(cluster.bootstrap, **FAST)) for _ in range(COUNT)]
@@ -108,16 +110,17 @@ def test_requests_gather_while_two_messages_have_no_answer(
         assert call is not None
         cluster.hold_acks()
         sent, before = [], len(cluster.messages)
-        for name in (0, 1):
+        alone = len(expected) - 1
+        for name in range(alone):
             sent += send(producers[name], name, 1)
             until(partial(has_messages, cluster, before + name + 1))
-        for name in range(2, COUNT):
+        for name in range(alone, COUNT):
             sent += send(producers[name], name, 1)
-        until(lambda: {each for one in producers[2:] for each in one._engine._streams.values()} <= set(call._ready))
+        until(lambda: {each for one in producers[alone:] for each in one._engine._streams.values()} <= set(call._ready))
         cluster.release_acks()
         for delivery in sent:
             delivery.result(SOON_S)
-    assert cluster.messages[before:] == [1, 1, COUNT - 2]
+    assert cluster.messages[before:] == expected
 
 
 def test_a_broker_that_answers_nothing_gets_the_requests_that_have_gathered(cluster: FakeCluster) -> None:
