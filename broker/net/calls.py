@@ -214,6 +214,20 @@ class CallLimits(RewrittenHandlers):
             self._note(MAX_CALL_RATE, name, who.host)
         return max(0.0, delay_ms)
 
+    def refused_stranger(self, peer: str, host: str) -> None:
+        """Count a call that was refused for want of a login; beyond the rate of its network, close its connection.
+
+        Such networks lose nothing else: clients there that have a token, or log in, are served.
+        """
+        if host == UNKNOWN_HOST:
+            return
+        name, now_ms = f"clients of {network_of(host)} without a login", self._clock.monotonic_ms()
+        if self._shut_outs.until_ms(name) > now_ms:
+            self._note(MAX_REFUSED_CALL_RATE, name, host)
+            self.end_connection(peer, MAX_REFUSED_CALL_RATE)
+        else:
+            self._shut_outs.count(name, MAX_REFUSED_CALL_RATE, self._refused_rate, now_ms)
+
     async def turn_out(self, context: Any, name: str, host: str) -> None:
         """Refuse a call of a user or address that is shut out, and close its connection; return if it is not."""
         refusal = self.shut_out(name, host)

@@ -371,6 +371,10 @@ class Identify(RewrittenHandlers):
         self._logged = Rarely()
         self.logged_in: Callable[[str], None] = lambda peer: None
         """Called with the peer of each call that is let in; the listener's, once there is one."""
+        self.refused: Callable[[str, str], None] = lambda peer, host: None
+        """Called with peer and address of each call that was refused for want of a login."""
+        self._refusing: Any = grpc.stream_stream_rpc_method_handler(self._refuse)
+        """Serves calls of every kind: it reads no request and writes no response."""
         self.turn_out: Callable[[Any, str, str], Awaitable[None]] = _let_in
         """Called with context, principal and address of each call of a user; aborts it if the user is shut out."""
 
@@ -403,7 +407,7 @@ class Identify(RewrittenHandlers):
         except AuthenticationFailed as refused:
             self._counters.unauthenticated_calls += 1
             _why.set(refused)
-            return _REFUSING  # type: ignore[no-any-return] # as below
+            return self._refusing  # type: ignore[no-any-return] # as below
         _login.set(login)
         return await super().intercept_service(continuation, handler_call_details)
 
@@ -419,6 +423,12 @@ class Identify(RewrittenHandlers):
             if behavior is not None:
                 return handler._replace(**{kind: self._stream(behavior)})
         raise AssertionError("a handler serves one kind of call")
+
+    async def _refuse(self, requests: Any, context: Any) -> None:
+        try:
+            await refuse(context, grpc.StatusCode.UNAUTHENTICATED, _why.get())
+        finally:
+            self.refused(context.peer(), self.host_of(context.peer()))
 
     # Identification
 
@@ -610,14 +620,6 @@ def _written(behavior: Any) -> Any:
             await context.write(response)
 
     return writing
-
-
-async def _refuse(requests: Any, context: Any) -> None:
-    await refuse(context, grpc.StatusCode.UNAUTHENTICATED, _why.get())
-
-
-_REFUSING: Final[Any] = grpc.stream_stream_rpc_method_handler(_refuse)
-"""Serves calls of every kind: it reads no request and writes no response."""
 
 
 def principal_of(auth_context: Mapping[str, Sequence[bytes]], rules: Sequence[Rule] = DEFAULT) -> str:

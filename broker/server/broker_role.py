@@ -421,6 +421,7 @@ class BrokerRole:
         if security.interceptor is not None:
             security.interceptor.logged_in = listener.logged_in
             security.interceptor.turn_out = self._calls.turn_out
+            security.interceptor.refused = self._calls.refused_stranger
         security.shut_out = self._calls.shut_out
         stack.push_async_callback(listener.close)
         host, port = self._config.advertised_listener or self._config.listener

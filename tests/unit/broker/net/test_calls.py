@@ -28,6 +28,7 @@ from broker.net.connections import ConnectionLimits, ConnectionWatch, limits_of
 from broker.net.interceptors import RewrittenHandlers, preceded
 from broker.quotas.manager import Charging, QuotaManager
 from broker.security.caller import Caller, caller
+from broker.security.client_listener import UNKNOWN_HOST
 from raftlog._client.connections import from_grpc
 from raftlog.errors import BrokerOverloaded, ThrottlingQuotaExceeded
 from raftmeta.image import MetadataImage
@@ -108,6 +109,21 @@ def test_requests_of_kafka_clients_have_the_same_rate_and_are_held_for_their_deb
     assert limits.refused[MAX_CALL_RATE] >= 4
     assert limits.served(Caller("User:ANONYMOUS", "10.0.0.1")) == 0.0
     assert [limits.served(Caller("Node:1", "10.0.0.1")) for _ in range(100)] == [0.0] * 100
+
+
+def test_calls_without_a_login_close_their_connections_beyond_a_rate_and_shut_nobody_else_out() -> None:
+    """A call that is refused for want of a login costs as much as others, and anyone can make it."""
+    limits = call_limits(refused_rate=10)
+    ended: list[str] = []
+    limits.end_connection = lambda peer, limit: ended.append(peer)
+    for _ in range(200):
+        limits.refused_stranger("ipv4:10.0.0.1:1", "10.0.0.1")
+    assert len(ended) > 100
+    limits.refused_stranger("ipv4:10.0.0.2:1", "10.0.0.2")
+    limits.refused_stranger("ipv4:127.0.0.1:1", UNKNOWN_HOST)
+    assert set(ended) == {"ipv4:10.0.0.1:1"}
+    assert limits.shut_out("10.0.0.1", "10.0.0.1") is None
+    assert limits.shut_out("User:alice", "10.0.0.1") is None
 
 
 # The interceptor

@@ -213,6 +213,8 @@ def test_a_call_has_the_user_of_its_token_and_the_address() -> None:
 def test_who_has_no_token_is_refused_before_anything_is_read() -> None:
     world = World()
     world.book.set("alice", "secret")
+    told: list[str] = []
+    world.identify.refused = lambda peer, host: told.append(host)
 
     async def scenario() -> None:
         assert (await world.refusal(None)).startswith("AuthenticationFailed: ")
@@ -226,6 +228,7 @@ def test_who_has_no_token_is_refused_before_anything_is_read() -> None:
     world.run(scenario)
     assert world.parsed == []
     assert world.counters.unauthenticated_calls == 6
+    assert told == ["127.0.0.1"] * 6
 
 
 def test_a_call_of_a_user_that_is_shut_out_is_refused_before_anything_is_read_or_sent() -> None:
