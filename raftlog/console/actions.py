@@ -154,7 +154,7 @@ def move(view: View, fields: Fields) -> str:
         raise InvalidRequestError(f"throttle {throttle!r}: write bytes per second, for example 20MiB")
     leaving = _number(fields, "leaving") if fields.get("leaving") else None
     moves = [Move(part, tuple(replicas)) for part, replicas in wanted.items()]
-    rebalance = Rebalance(view.admin, moves, leaving, rate)
+    rebalance = Rebalance(view.mover(), moves, leaving, rate)
     progress = rebalance.step()  # at once, so that a refusal is told at once
     if progress.state == "failed":
         raise InvalidRequestError(progress.waits)

@@ -33,7 +33,7 @@ from raftlog.cli.partitions.moving import (
     take_off,
     take_off_forgotten,
 )
-from raftlog.errors import RaftlogError
+from raftlog.errors import NoReassignmentInProgress, RaftlogError
 from raftlog.types import TopicPartition
 
 logger = logging.getLogger(__name__)
@@ -133,7 +133,8 @@ class Rebalance:
         waiting = [move for move in left if move.part not in self._begun]
         if self._cancel:
             ours = [move for move in moving if move.part in self._begun and self._goes_there(move, topics)]
-            self._admin.alter_reassignments({move.part: None for move in ours})
+            with suppress(NoReassignmentInProgress):  # a move has just ended; the others are cancelled all the same
+                self._admin.alter_reassignments({move.part: None for move in ours})
             self._end("cancelled", topics.keys())
             done = len(self._moves) - len(ours) - len(left)
             self._note("cancelled", done, 0, 0, len(self._moves) - done)

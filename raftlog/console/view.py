@@ -230,6 +230,8 @@ class View:
         # Most questions need metadata first; they share what one of them has asked for.
         config = {"default.api.timeout.ms": PATIENCE_MS, "metadata.max.age.ms": round(EVERY_S * 1000), **settings}
         self.admin = make_admin(bootstrap, config=config)
+        self._make_admin = make_admin
+        self._mover: raftlog.Admin | None = None
         self._large = threading.Lock()
         """Questions about all topics take turns, so that what they need in memory does not add up."""
         self._slots: dict[str, _Slot] = {}
@@ -254,6 +256,16 @@ class View:
         for pool in (self._pool, self._parts, self._searches):
             pool.shutdown(wait=False, cancel_futures=True)
         self.admin.close()
+        if self._mover is not None:
+            self._mover.close()
+
+    def mover(self) -> raftlog.Admin:
+        """Return the client that carries out a rebalance: it decides by what is, not by what was two seconds ago."""
+        with self._lock:
+            if self._mover is None:
+                config = {"default.api.timeout.ms": PATIENCE_MS, **self.settings}
+                self._mover = self._make_admin(self.bootstrap, config=config)
+            return self._mover
 
     def prepare(self) -> None:
         """Ask for what takes longest beside the first page."""

@@ -9,7 +9,7 @@ import pytest
 from raftlog._core.descriptions import PartitionDescription, TopicDescription
 from raftlog.cli.partitions.moving import Move
 from raftlog.console.rebalance import AT_A_TIME, Rebalance
-from raftlog.errors import BrokerUnavailable, ClusterAuthorizationFailed, RaftlogError
+from raftlog.errors import BrokerUnavailable, ClusterAuthorizationFailed, NoReassignmentInProgress, RaftlogError
 from raftlog.types import TopicPartition
 
 
@@ -84,6 +84,19 @@ def test_cancelling_ends_what_is_under_way_and_keeps_what_is_done() -> None:
     assert made.step() == ("cancelled", 30, 4, 0, 0, 26, "")
     assert cluster.moving == {}
     assert sum(replicas == [2] for replicas in cluster.replicas.values()) == 4
+
+
+def test_a_move_that_ends_while_it_is_cancelled_fails_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(2)
+    made = rebalance(cluster)
+    made.step()
+
+    def ended(wanted: object) -> None:
+        raise NoReassignmentInProgress("t-1 is not being moved; 1 of 2 was refused")
+
+    monkeypatch.setattr(cluster, "alter_reassignments", ended)
+    made.cancel()
+    assert made.step().state == "cancelled"
 
 
 def test_a_move_that_others_cancel_is_not_begun_again() -> None:

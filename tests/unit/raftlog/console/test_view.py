@@ -326,3 +326,17 @@ def test_a_search_is_refused_at_once_when_too_many_wait(view: View) -> None:
             return view.records("one more", lambda: True).value
 
     until(found, within_s=WAIT_S)
+
+
+def test_a_rebalance_decides_by_what_is_and_pages_share_what_was_two_seconds_ago() -> None:
+    ages: list[object] = []
+
+    class Noting(NoAdmin):
+        def __init__(self, bootstrap: str, config: dict[str, Any]) -> None:
+            super().__init__(bootstrap, config)
+            ages.append(config.get("metadata.max.age.ms"))
+
+    made = View("127.0.0.1:1", {}, make_admin=Noting)  # type: ignore[arg-type] # a stand-in
+    assert made.mover() is made.mover()
+    made.close()
+    assert ages == [EVERY_S * 1000, None]
