@@ -40,6 +40,8 @@ SHORT_MS: Final = 10_000.0
 """A stream that ends sooner is short."""
 BURST_MS: Final = 5_000.0
 """A user may have at once as many calls as its rate allows in this time."""
+SHORT_BURST_MS: Final = 12_500.0
+"""The same for short streams: a Spark job may begin very many tasks at once, but does not for long."""
 SHUT_OUT_MS: Final = 60_000.0
 """How long a user that had too many is shut out; twice as long each further time, until it has kept within the rate."""
 MAX_SHUT_OUT_MS: Final = 3_600_000.0
@@ -91,7 +93,8 @@ class ShutOuts:
             return
         bucket = pace.buckets.get(kind)
         if bucket is None:
-            bucket = pace.buckets[kind] = TokenBucket(rate, BURST_MS)
+            burst_ms = SHORT_BURST_MS if kind == MAX_SHORT_STREAM_RATE else BURST_MS
+            bucket = pace.buckets[kind] = TokenBucket(rate, burst_ms)
         bucket.take(1, now_ms)
         if bucket.ready_at_ms(now_ms) > now_ms and (name in self._shut_out or self._has_room(now_ms)):
             again = now_ms - pace.until_ms < pace.shut_out_ms
