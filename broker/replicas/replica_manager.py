@@ -409,6 +409,8 @@ class ReplicaManager:
         self._roles = RoleChanges(node_id, self._look_again)
         self._disk_work = DiskWork(self._at_the_disk, self._tell)
         self._first_offset = self._applied_offset = -1
+        self._broker_epoch: int | None = None
+        """The metadata offset of this process's registration; None before it."""
         self._waiting: dict[asyncio.Future[None], int] = {}
         """Callers of `wait_applied`, and the offset that each waits for."""
         self._turn_ends_s = self._loop.time()
@@ -418,6 +420,7 @@ class ReplicaManager:
     def serve(self, *, broker_epoch: int, propose: Propose, fetchers: Fetchers, replica_lag_time_max_ms: float) -> None:
         """Take part in replication, in this life of the broker; before `start`."""
         assert self._task is None, "partitions opened earlier would lack what is given here"
+        self._broker_epoch = broker_epoch
         self._host = replace(self._host, replica_lag_time_max_ms=replica_lag_time_max_ms)
         self._roles.fetchers = fetchers
         self._isr_changes = IsrChanges(
@@ -725,7 +728,22 @@ class ReplicaManager:
             partition.log.update_config(rules.log)
             partition.apply_config()
         partition.throttle(rules.throttled_leaders, rules.throttled_followers)
+        self._check_epoch(part, partition)
         self._roles.take(image, topic, part, partition, rules.min_insync_replicas)
+
+    def _check_epoch(self, part: PartitionImage, partition: Partition) -> None:
+        """Find a log with a record of an epoch in which nobody has led: a batch's epoch is outside its checksum.
+
+        A leader could append nothing to such a log. A follower with one would be refused, since to its leader it may
+        as well be a sign that it leads no more. But what the log had when this process began was written before its
+        registration, so metadata newer than that know all epochs in it; and what was appended since was checked.
+        """
+        last_epoch = partition.log.leader_epochs.latest_epoch
+        if last_epoch <= part.leader_epoch or part.leader == NO_LEADER:
+            return
+        if self._broker_epoch is not None and self._image.offset >= self._broker_epoch:
+            what = f"its last batch is of leader epoch {last_epoch}, and the partition is in epoch {part.leader_epoch}"
+            self.on_damaged(partition.log, CorruptRecordError(f"the log of {partition.topic_partition}: {what}"))
 
     def _rules_of(self, topic: TopicImage) -> TopicRules:
         """Return a topic's rules, made again only if a config changed: images share unchanged config objects.

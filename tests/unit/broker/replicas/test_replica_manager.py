@@ -725,6 +725,31 @@ async def test_a_damaged_replica_is_closed_reported_and_fetched_anew(tmp_path: P
         assert directories(tmp_path) == ["t-0", f"~stray-{TOPIC_ID.hex()}-0"]
 
 
+@pytest.mark.parametrize("leader", [1, 2])
+async def test_a_log_with_a_record_of_an_epoch_that_never_was_is_fetched_anew(tmp_path: Path, leader: int) -> None:
+    """A bit flipped in a batch's leader epoch, outside its checksum; a leader refuses a follower with such a log."""
+    parts = Parts(tmp_path)
+    parts.image = image(1, leader=1, epoch=35)
+    async with parts:
+        fill(parts.registry.find(*KEY))
+        await settle()
+    parts = Parts(tmp_path)
+    parts.image = image(0, leader=2, epoch=3)
+    async with parts:
+        await settle()
+        assert is_following(parts.registry.find(*KEY)), "metadata from before the registration may lack epoch 35"
+        assert offline(parts) == []
+        await parts.apply(image(1, leader=leader, epoch=4))
+        await settle()
+        assert len(offline(parts)) == 1
+        with pytest.raises(StorageError, match="of leader epoch 35, and the partition is in epoch 4"):
+            parts.registry.find(*KEY)
+        await parts.apply(image(2, leader=2, epoch=5, isr=(2,)))
+        assert parts.registry.find(*KEY).log_end_offset == 0
+        assert parts.followed.now[KEY][1] == 2
+        assert directories(tmp_path) == ["t-0", f"~stray-{TOPIC_ID.hex()}-0"]
+
+
 @pytest.mark.parametrize(("replicas", "isr"), [((1,), (1,)), ((1, 2), (1,))])
 async def test_a_damaged_replica_that_nobody_can_stand_in_for_goes_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, replicas: tuple[int, ...], isr: tuple[int, ...]
