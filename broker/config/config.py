@@ -350,17 +350,17 @@ class BrokerConfig(Settings):
         doc="Most streams of one address that this broker serves at a time.",
     )
     max_short_stream_rate = integer(
-        200,
+        500,
         minimum=1,
         maximum=1_000_000,
         own=True,
         doc="Most short streams (ended within ten seconds) a second of one user, or of one address whose clients have "
-        "no login; 12.5 times as many at once. Above that, the broker shuts the user or address out for a minute, each "
+        "no login; five times as many at once. Above that, the broker shuts the user or address out for a minute, each "
         "further time for twice as long: it serves none of its calls and logins, and closes connections that ask for "
         "one.",
     )
     max_call_rate = integer(
-        1_000,
+        2_000,
         minimum=1,
         maximum=1_000_000,
         own=True,

@@ -40,8 +40,13 @@ SHORT_MS: Final = 10_000.0
 """A stream that ends sooner is short."""
 BURST_MS: Final = 5_000.0
 """A user may have at once as many calls as its rate allows in this time."""
-SHORT_BURST_MS: Final = 12_500.0
-"""The same for short streams: a Spark job may begin very many tasks at once, but does not for long."""
+MOST_DELAY_MS: Final = 5_000.0
+"""No caller is told to wait for longer, and no connection is left unread for longer, on account of `max.call.rate`."""
+REFUSED_OF_PEER: Final = 10.0
+"""Refused calls a second of one connection that do not count against its user; ten times as many at once. A client that
+waits before it tries again stays below, and so do any number of such clients."""
+_REFUSED: Final = grpc.StatusCode.RESOURCE_EXHAUSTED
+"""A stream with this status was refused for a limit, or ended for a quota. It is not a short one."""
 SHUT_OUT_MS: Final = 60_000.0
 """How long a user that had too many is shut out; twice as long each further time, until it has kept within the rate."""
 MAX_SHUT_OUT_MS: Final = 3_600_000.0
@@ -93,8 +98,7 @@ class ShutOuts:
             return
         bucket = pace.buckets.get(kind)
         if bucket is None:
-            burst_ms = SHORT_BURST_MS if kind == MAX_SHORT_STREAM_RATE else BURST_MS
-            bucket = pace.buckets[kind] = TokenBucket(rate, burst_ms)
+            bucket = pace.buckets[kind] = TokenBucket(rate, BURST_MS)
         bucket.take(1, now_ms)
         if bucket.ready_at_ms(now_ms) > now_ms and (name in self._shut_out or self._has_room(now_ms)):
             again = now_ms - pace.until_ms < pace.shut_out_ms
@@ -116,33 +120,49 @@ class ShutOuts:
 class CallRates:
     """The unary calls of each user, or address. Pure; the caller passes the time."""
 
+    @dataclass(slots=True)
+    class _Calls:
+        bucket: TokenBucket
+        next_turn_ms: float = 0.0
+        """When the next caller is to come that has to wait."""
+
     def __init__(self, rate: float, most: int = MAX_RATES) -> None:
         """`rate`: calls a second."""
         self._rate = rate
         self._most = most
-        self._buckets: dict[str, TokenBucket] = {}
+        self._calls: dict[str, CallRates._Calls] = {}
 
     def charge(self, name: str, now_ms: float) -> float:
-        """Count a call that was served, and return for how many ms the next one has to wait."""
-        bucket = self._bucket(name)
-        bucket.take(1, now_ms)
-        return bucket.ready_at_ms(now_ms) - now_ms
+        """Count a call that was served, and return for how many ms the next one has to wait.
 
-    def _bucket(self, name: str) -> TokenBucket:
-        bucket = self._buckets.get(name)
-        if bucket is None:
-            if len(self._buckets) >= self._most:
-                del self._buckets[next(iter(self._buckets))]
-            bucket = self._buckets[name] = TokenBucket(self._rate, BURST_MS)
-        return bucket
+        A debt stays below what `MOST_DELAY_MS` pay off, however many connections add to it.
+        """
+        bucket = self._of(name).bucket
+        if bucket.ready_at_ms(now_ms) - now_ms < MOST_DELAY_MS:
+            bucket.take(1, now_ms)
+        return min(MOST_DELAY_MS, bucket.ready_at_ms(now_ms) - now_ms)
 
     def delay_ms(self, name: str, now_ms: float) -> float:
-        """Count a call and return 0; or count nothing, and return for how many ms the caller has to wait."""
-        bucket = self._bucket(name)
-        delay_ms = bucket.ready_at_ms(now_ms) - now_ms
-        if delay_ms <= 0:
-            bucket.take(1, now_ms)
-        return delay_ms
+        """Count a call and return 0; or count nothing, and return for how many ms the caller has to wait.
+
+        Those that have to wait get different turns, or they would all come back at the same time.
+        """
+        calls = self._of(name)
+        ready_ms = calls.bucket.ready_at_ms(now_ms)
+        if ready_ms <= now_ms:
+            calls.bucket.take(1, now_ms)
+            return 0.0
+        turn_ms = max(ready_ms, calls.next_turn_ms)
+        calls.next_turn_ms = turn_ms + 1_000 / self._rate
+        return min(MOST_DELAY_MS, turn_ms - now_ms)
+
+    def _of(self, name: str) -> _Calls:
+        calls = self._calls.get(name)
+        if calls is None:
+            if len(self._calls) >= self._most:
+                del self._calls[next(iter(self._calls))]
+            calls = self._calls[name] = self._Calls(TokenBucket(self._rate, BURST_MS))
+        return calls
 
 
 class CallLimits(RewrittenHandlers):
@@ -177,6 +197,8 @@ class CallLimits(RewrittenHandlers):
         self._shut_outs = ShutOuts() if shut_outs is None else shut_outs
         self._clock = clock
         self._open: Counter[tuple[str, str]] = Counter()
+        self._peers: dict[str, TokenBucket] = {}
+        """Refused calls by connection."""
         self._logged = Rarely()
         self.refused: Counter[str] = Counter()
         """Refused calls and logins, by the limit."""
@@ -287,16 +309,29 @@ class CallLimits(RewrittenHandlers):
                 if not self._open[place]:
                     del self._open[place]
             ended_ms = self._clock.monotonic_ms()
-            if ended_ms - begun_ms < SHORT_MS:
+            if ended_ms - begun_ms < SHORT_MS and context.code() != _REFUSED:
                 self._shut_outs.count(name, MAX_SHORT_STREAM_RATE, self._short_rate, ended_ms)
 
         task.add_done_callback(leave)
 
     def count_refused(self, context: Any) -> None:
-        """Count a call that was refused for a limit or a quota: a caller that goes on regardless is shut out."""
+        """Count a call that was refused for a limit or a quota: a caller that goes on regardless is shut out.
+
+        A few refusals of a connection do not count: many clients that all wait before they try again are no flood.
+        """
         _, _, name = self._who(context)
-        if name:
-            self._shut_outs.count(name, MAX_REFUSED_CALL_RATE, self._refused_rate, self._clock.monotonic_ms())
+        if not name:
+            return
+        peer, now_ms = context.peer(), self._clock.monotonic_ms()
+        of_peer = self._peers.get(peer)
+        if of_peer is None:
+            if len(self._peers) >= MAX_RATES:
+                del self._peers[next(iter(self._peers))]
+            of_peer = self._peers[peer] = TokenBucket(REFUSED_OF_PEER, 10_000.0)
+        if of_peer.ready_at_ms(now_ms) > now_ms:
+            self._shut_outs.count(name, MAX_REFUSED_CALL_RATE, self._refused_rate, now_ms)
+        else:
+            of_peer.take(1, now_ms)
 
     async def _refuse(self, context: Any, limit: str, name: str, host: str, error: RaftlogError) -> NoReturn:
         self.count_refused(context)

@@ -180,14 +180,18 @@ def _override(text: str) -> tuple[str, int]:
 
 # Connections that a listener of our own accepts
 
+GIVES_WAY_MS: Final = 2_000.0
+"""A connection without a login gives way to others after this time, which is longer than an honest login takes."""
+
 
 class Newcomer:
     """A connection that counts. `end` closes it; its listener then calls `close`."""
 
-    __slots__ = ("_newcomers", "_timer", "end", "host", "is_open")
+    __slots__ = ("_newcomers", "_timer", "end", "host", "is_open", "opened_ms")
 
-    def __init__(self, newcomers: Newcomers, host: str, end: Callable[[], object]) -> None:
+    def __init__(self, newcomers: Newcomers, host: str, end: Callable[[], object], opened_ms: float) -> None:
         self._newcomers = newcomers
+        self.opened_ms = opened_ms
         self._timer: asyncio.TimerHandle | None = None
         self.host = host
         self.end = end
@@ -218,7 +222,8 @@ class Newcomers:
     Those have `login_ms` to do so; there are at most `most` of them, and `most_of_network` of one network. Of too many
     the oldest gives way, of that network or of the one that has most. When max.connections.per.ip is reached, the
     oldest one of the address gives way to a new connection. So silent connections keep no client out, not even one of
-    their own network. On the event loop only.
+    their own network. If the oldest is younger than `GIVES_WAY_MS`, the new one is refused instead: of many clients
+    that connect at once, those that came first finish their logins. On the event loop only.
     """
 
     def __init__(
@@ -250,23 +255,36 @@ class Newcomers:
         limit = self.limits.open(host, now_ms)
         if limit == MAX_CONNECTIONS_PER_IP:
             oldest = next((each for each in self._waiting.get(network, ()) if each.host == host), None)
-            if oldest is not None:
+            if oldest is not None and now_ms - oldest.opened_ms >= GIVES_WAY_MS:
                 self._drop(oldest)
                 limit = self.limits.open(host, now_ms)
         if limit:
             return None
-        opened = Newcomer(self, host, end)
+        opened = Newcomer(self, host, end, now_ms)
         if self._login_ms is not None:
-            of_network = self._waiting.setdefault(network, {})
-            if self._most_of_network is not None and len(of_network) >= self._most_of_network:
-                self._refuse(next(iter(of_network)), MAX_CONNECTIONS_PER_IP, self._most_of_network)
-            elif self._total >= self._most:
-                crowded = max(self._waiting.values(), key=len)
-                self._refuse(next(iter(crowded)), MAX_CONNECTIONS, self._most)
+            if not self._make_room(network, host, now_ms):
+                self.limits.close(host)
+                return None
             self._waiting.setdefault(network, {})[opened] = None
             self._total += 1
             opened.wait_for_login(self._login_ms, self._late)
         return opened
+
+    def _make_room(self, network: str, host: str, now_ms: float) -> bool:
+        """Have the oldest connection give way if there are too many; return whether there is room for a new one."""
+        of_network = self._waiting.get(network, {})
+        if self._most_of_network is not None and len(of_network) >= self._most_of_network:
+            oldest, limit, value = next(iter(of_network)), MAX_CONNECTIONS_PER_IP, self._most_of_network
+        elif self._total >= self._most:
+            crowded = max(self._waiting.values(), key=len)
+            oldest, limit, value = next(iter(crowded)), MAX_CONNECTIONS, self._most
+        else:
+            return True
+        if now_ms - oldest.opened_ms < GIVES_WAY_MS:
+            self.limits.refuse(host, limit, value, now_ms)
+            return False
+        self._refuse(oldest, limit, value)
+        return True
 
     def forget(self, connection: Newcomer) -> None:
         """Follow a connection no longer: it has logged in, or is gone."""

@@ -734,12 +734,13 @@ class ReplicaManager:
     def _check_epoch(self, part: PartitionImage, partition: Partition) -> None:
         """Find a log with a record of an epoch in which nobody has led: a batch's epoch is outside its checksum.
 
-        A leader could append nothing to such a log. A follower with one would be refused, since to its leader it may
-        as well be a sign that it leads no more. But what the log had when this process began was written before its
-        registration, so metadata newer than that know all epochs in it; and what was appended since was checked.
+        The leader refuses a follower with such a log, since it may as well be a sign that this leader is deposed. But
+        what the log had when this process began was written before its registration, so metadata newer than that know
+        all epochs in it; and what was appended since was checked. Members of the ISR are left alone: they may hold what
+        no other replica has, as after a quorum has lost metadata.
         """
         last_epoch = partition.log.leader_epochs.latest_epoch
-        if last_epoch <= part.leader_epoch or part.leader == NO_LEADER:
+        if last_epoch <= part.leader_epoch or part.leader == NO_LEADER or self._node_id in part.isr:
             return
         if self._broker_epoch is not None and self._image.offset >= self._broker_epoch:
             what = f"its last batch is of leader epoch {last_epoch}, and the partition is in epoch {part.leader_epoch}"

@@ -107,7 +107,7 @@ class ServerKeywords(TypedDict, total=False):
     """Most streams of one address that this broker serves at a time."""
     max_short_stream_rate: int
     """Most short streams (ended within ten seconds) a second of one user, or of one address whose clients have no
-    login; 12.5 times as many at once. Above that, the broker shuts the user or address out for a minute, each further
+    login; five times as many at once. Above that, the broker shuts the user or address out for a minute, each further
     time for twice as long: it serves none of its calls and logins, and closes connections that ask for one."""
     max_call_rate: int
     """Most unary calls a second of one user, or of one address whose clients have no login; five times as many at once.

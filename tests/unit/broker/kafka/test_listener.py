@@ -395,8 +395,11 @@ async def log_in(client: Client, user: str = "ada", password: str = "secret") ->
     assert await client.received() == 2
 
 
-def test_of_clients_that_have_not_authenticated_there_are_few_and_the_oldest_gives_way() -> None:
+def test_of_clients_that_have_not_authenticated_there_are_few_and_the_oldest_gives_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """So silent connections keep no honest client of their own address out, and close none that has logged in."""
+    monkeypatch.setattr("broker.net.connections.GIVES_WAY_MS", 0.0)
     guarded = Guarded()
 
     async def scenario(bed: Bed) -> None:

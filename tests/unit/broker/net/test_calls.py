@@ -19,6 +19,7 @@ from broker.net.calls import (
     MAX_CALL_RATE,
     MAX_REFUSED_CALL_RATE,
     MAX_SHORT_STREAM_RATE,
+    MOST_DELAY_MS,
     SHUT_OUT_MS,
     CallLimits,
     CallRates,
@@ -93,8 +94,9 @@ def test_no_more_than_a_bound_are_shut_out_and_none_of_them_for_another() -> Non
 def test_calls_beyond_a_rate_have_to_wait() -> None:
     rates = CallRates(10, most=2)
     assert [rates.delay_ms("User:mallory", 0) for _ in range(50)] == [0.0] * 50
-    assert rates.delay_ms("User:mallory", 0) == rates.delay_ms("User:mallory", 0) == 100.0, "a refusal costs nothing"
-    assert rates.delay_ms("User:mallory", 101) == 0.0
+    assert [rates.delay_ms("User:mallory", 0) for _ in range(3)] == [100.0, 200.0, 300.0], "each has its own turn"
+    assert rates.delay_ms("User:mallory", 101) == 0.0, "a refusal costs nothing"
+    assert max(rates.delay_ms("User:mallory", 101) for _ in range(1_000)) == MOST_DELAY_MS
     assert rates.delay_ms("User:alice", 101) == 0.0
     assert rates.delay_ms("User:bob", 101) == 0.0, "the oldest one makes room"
 
@@ -107,6 +109,7 @@ def test_requests_of_kafka_clients_have_the_same_rate_and_are_held_for_their_deb
     assert delays == sorted(delays)
     assert delays[-1] > 300
     assert limits.refused[MAX_CALL_RATE] >= 4
+    assert max(limits.served(mallory) for _ in range(1_000)) <= MOST_DELAY_MS, "however many connections it has"
     assert limits.served(Caller("User:ANONYMOUS", "10.0.0.1")) == 0.0
     assert [limits.served(Caller("Node:1", "10.0.0.1")) for _ in range(100)] == [0.0] * 100
 
@@ -148,9 +151,16 @@ def handlers() -> grpc.GenericRpcHandler:
         async for request in requests:
             await context.write(request)
 
+    async def over_quota(requests: Any, context: Any) -> None:
+        await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "over its quota")
+
     return grpc.method_handlers_generic_handler(
         "test.Echo",
-        {"Call": grpc.unary_unary_rpc_method_handler(echo), "Stream": grpc.stream_stream_rpc_method_handler(stream)},
+        {
+            "Call": grpc.unary_unary_rpc_method_handler(echo),
+            "Stream": grpc.stream_stream_rpc_method_handler(stream),
+            "OverQuota": grpc.stream_stream_rpc_method_handler(over_quota),
+        },
     )
 
 
@@ -325,6 +335,44 @@ def test_a_connection_that_was_seen_is_closed_with_the_first_refused_call() -> N
                 await asyncio.wait_for(stays.read(), WAIT_S)
 
     asyncio.run(work())
+
+
+def test_streams_that_end_for_a_quota_are_not_short() -> None:
+    async def work() -> None:
+        shut_outs = ShutOuts()
+        limits = call_limits(short_rate=10, shut_outs=shut_outs)
+        async with serving(limits) as port, aio.insecure_channel(f"127.0.0.1:{port}", OWN) as channel:
+            method: Any = channel.stream_stream("/test.Echo/OverQuota")
+            for _ in range(200):
+                call = method(metadata=metadata_of("User:alice"))
+                assert await asyncio.wait_for(call.code(), WAIT_S) is grpc.StatusCode.RESOURCE_EXHAUSTED
+            await until(lambda: limits.open == 0)
+            assert shut_outs.until_ms("User:alice") == 0
+            await call_as(channel, "User:alice")
+
+    asyncio.run(work())
+
+
+def test_refusals_of_many_clients_that_wait_in_between_shut_nobody_out() -> None:
+    """Such as all clients of a user after a restart: each is refused now and then, and all together are very many."""
+
+    class Peer:
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        def peer(self) -> str:
+            return f"ipv4:10.0.0.1:{self.number}"
+
+    shut_outs = ShutOuts()
+    limits = call_limits(refused_rate=10, shut_outs=shut_outs)
+    caller.set(Caller("User:alice", "10.0.0.1"))
+    for number in range(2_000):
+        for _ in range(5):
+            limits.count_refused(Peer(number))
+    assert shut_outs.until_ms("User:alice") == 0
+    for _ in range(500):
+        limits.count_refused(Peer(0))
+    assert shut_outs.until_ms("User:alice") > 0, "one connection that does not wait"
 
 
 def test_a_user_that_goes_on_with_refused_streams_is_shut_out(caplog: pytest.LogCaptureFixture) -> None:

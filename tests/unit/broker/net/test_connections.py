@@ -435,7 +435,10 @@ class _Doors:
         return self.newcomers.open(host, lambda: self.ended.append(name))
 
 
-async def test_the_oldest_connection_without_a_login_gives_way_where_a_listener_accepts_them_itself() -> None:
+async def test_the_oldest_connection_without_a_login_gives_way_where_a_listener_accepts_them_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connections, "GIVES_WAY_MS", 0.0)
     limits = ConnectionLimits(most=1_000, per_ip=3)
     doors = _Doors(limits)
     first = doors.open("first", "10.0.0.1")
@@ -456,7 +459,23 @@ async def test_the_oldest_connection_without_a_login_gives_way_where_a_listener_
     assert full.ended == []
 
 
-async def test_connections_without_a_login_are_bounded_in_all_and_by_network() -> None:
+async def test_clients_that_came_first_finish_their_logins_when_very_many_connect_at_once() -> None:
+    limits = ConnectionLimits(most=1_000, per_ip=3)
+    doors = _Doors(limits, most=5, most_of_network=4)
+    assert [doors.open(f"a {number}", "10.0.0.1") is not None for number in range(5)] == [True] * 3 + [False] * 2
+    others = [doors.open(f"b {number}", f"10.0.0.{2 + number}") for number in range(4)]
+    assert [each is not None for each in others] == [True] * 2 + [False] * 2, "of all together"
+    ipv6 = _Doors(ConnectionLimits(most=1_000, per_ip=1_000), most_of_network=2)
+    assert [ipv6.open(f"{number}", f"fd00::{number}") is not None for number in range(3)] == [True, True, False]
+    assert doors.ended == ipv6.ended == []
+    assert (limits.total, len(doors.newcomers)) == (5, 5), "those that were refused do not count"
+    assert others[0] is not None
+    others[0].logged_in()
+    assert doors.open("in its place", "10.0.0.9") is not None
+
+
+async def test_connections_without_a_login_are_bounded_in_all_and_by_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "GIVES_WAY_MS", 0.0)
     limits = ConnectionLimits(most=1_000, per_ip=1_000)
     doors = _Doors(limits, most=5, most_of_network=3)
     for number in range(4):
