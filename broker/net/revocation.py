@@ -20,7 +20,6 @@ from typing import Final
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
-from cryptography.hazmat.primitives import serialization
 
 from raftlog.errors import InvalidConfig
 
@@ -33,8 +32,8 @@ MAX_KNOWN: Final = 10_000
 _LIST: Final = re.compile(rb"-----BEGIN X509 CRL-----.*?-----END X509 CRL-----", re.DOTALL)
 _PEM: Final = b"-----BEGIN"
 
-_Number = tuple[bytes, int]
-"""The issuer's name and the serial number of a certificate."""
+_Number = tuple[x509.Name, int]
+"""The issuer and the serial number of a certificate. Names with other types of ASN.1 strings are equal."""
 _Stamp = tuple[tuple[int, int, int], ...]
 
 
@@ -58,7 +57,10 @@ class RevocationLists:
         self._known: dict[bytes, _Number | None] = {}
         self._looked_s = time.monotonic()
         self._stamp: _Stamp = self._stamp_now()
+        """Of the files whose lists are in use."""
         self._revoked = self._read()
+        self._failed: tuple[_Stamp, str] | None = None
+        """The failure that was logged last, and of which files."""
 
     def is_revoked(self, certificate: bytes) -> bool:
         """Whether a certificate, PEM or DER, is revoked; b"" is none, and one that cannot be read counts as revoked."""
@@ -80,15 +82,22 @@ class RevocationLists:
             await asyncio.to_thread(self.refresh)
 
     def refresh(self) -> None:
-        """Read the file again if it has changed; one that is not valid keeps the previous lists."""
+        """Read the file again if it has changed; while that fails, the previous lists stay in use. Raises nothing.
+
+        A failure may pass without a change of the file (EMFILE, EIO), so each call tries again. It is logged once.
+        """
         stamp = self._stamp_now()
         if stamp == self._stamp:
             return
-        self._stamp = stamp
         try:
             self._revoked = self._read()
-        except InvalidConfig as error:
-            logger.error("the revocation lists have changed, but the previous ones stay in use: %s", error)
+        except Exception as error:  # whatever it is, the caller has other files to watch, or a call to serve
+            failed = stamp, str(error) or repr(error)
+            if failed != self._failed:
+                self._failed = failed
+                logger.error("the revocation lists have changed, but the previous ones stay in use: %s", failed[1])
+        else:
+            self._stamp, self._failed = stamp, None
 
     def _read(self) -> frozenset[_Number]:
         named = f"{LOCATION}={self._location!r}"
@@ -97,17 +106,18 @@ class RevocationLists:
         found = _LIST.findall(content)
         if not found:
             raise InvalidConfig(f"{named} has no revocation list in PEM form (-----BEGIN X509 CRL-----)")
+        revoked: set[_Number] = set()
         try:
             authorities = x509.load_pem_x509_certificates(trusted)
-            lists = [x509.load_pem_x509_crl(each) for each in found]
-        except ValueError as error:
+            for each in map(x509.load_pem_x509_crl, found):
+                self._check(named, each, authorities)
+                issuer = each.issuer
+                revoked.update((issuer, entry.serial_number) for entry in each)
+        except InvalidConfig:
+            raise
+        except Exception as error:  # parts are parsed when they are asked for; errors have no common class but this
             raise InvalidConfig(f"{named}: a list, or a certificate of the CAs, is damaged ({error})") from None
-        revoked: set[_Number] = set()
-        for each in lists:
-            self._check(named, each, authorities)
-            issuer = each.issuer.public_bytes(serialization.Encoding.DER)
-            revoked.update((issuer, entry.serial_number) for entry in each)
-        logger.info("revocation lists", extra={"file": self._location, "lists": len(lists), "revoked": len(revoked)})
+        logger.info("revocation lists", extra={"file": self._location, "lists": len(found), "revoked": len(revoked)})
         return frozenset(revoked)
 
     def _check(self, named: str, found: x509.CertificateRevocationList, authorities: list[x509.Certificate]) -> None:
@@ -163,6 +173,6 @@ def _number_of(certificate: bytes) -> _Number | None:
             found = x509.load_pem_x509_certificate(certificate)
         else:
             found = x509.load_der_x509_certificate(certificate)
-        return found.issuer.public_bytes(serialization.Encoding.DER), found.serial_number
-    except ValueError:
+        return found.issuer, found.serial_number
+    except (ValueError, x509.InvalidVersion):
         return None

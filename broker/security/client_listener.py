@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final, Protocol
 
 from broker.clock import Clock
 from broker.config.checks import ACL, OAUTHBEARER, WITH_SASL
 from broker.config.config import BrokerConfig
 from broker.config.endpoints import PLAINTEXT, SASL_SSL
+from broker.net.interceptors import Rarely
 from broker.net.revocation import RevocationLists
 from broker.observability.counters import Counters
 from broker.security import mapping
@@ -82,6 +85,7 @@ class ClientSecurity:
             self._bearers = Bearers(oauth_config(config), clock)
         self._protocol = config.listener_security_protocol
         self._audit = Audit(clock)
+        self._logged = Rarely()
         self._tokens = Tokens()
         self._users = Users(image)
         self._takes_tls = self._protocol != PLAINTEXT or config.listener_security_migration
@@ -136,15 +140,30 @@ class ClientSecurity:
     async def watch(self) -> None:
         """Watch the file with users, OAUTHBEARER's keys and revocation lists, for ever; end what counts no more."""
         file, bearers, revoked = self._users.file, self._bearers, self.revoked
-        while file is not None or bearers is not None or revoked is not None:
+        looks: list[Callable[[], Awaitable[bool | None]]] = []
+        if revoked is not None:
+            looks.append(revoked.fresh)
+        if file is not None:
+            looks.append(partial(asyncio.to_thread, file.look))
+        if bearers is not None:
+            looks.append(partial(asyncio.to_thread, bearers.refresh))
+        while looks:
             await asyncio.sleep(LOOK_EVERY_S)
-            if revoked is not None:
-                await revoked.fresh()
-            changed = file is not None and await asyncio.to_thread(file.look)
-            if bearers is not None:
-                await asyncio.to_thread(bearers.refresh)
-            if changed or bearers is not None or revoked is not None:
-                self._end_streams()
+            ends = bearers is not None or revoked is not None
+            for look in looks:
+                with self._survived():
+                    ends = await look() or ends
+            if ends:
+                with self._survived():
+                    self._end_streams()
+
+    @contextmanager
+    def _survived(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # without this task no password, key or certificate would ever end
+            if self._logged.may_log(("watch", type(error)), self._clock.monotonic_ms()):
+                logger.exception("a look at the users, keys or revocation lists failed; the next one is soon")
 
     def count_authenticated(self) -> int:
         """Return the number of open streams with a token, and of Kafka clients' connections with a login."""

@@ -19,14 +19,15 @@ def revoke(
     *certificates: Path,
     lasts: datetime.timedelta = datetime.timedelta(days=1),
     extension: Any = None,
+    issuer: x509.Name | None = None,
 ) -> Path:
-    """Write a list of these certificates, and return its file; `lasts` from a day ago on."""
+    """Write a list of these certificates, and return its file; `lasts` from a day ago on, by the CA or `issuer`."""
     (ca,) = x509.load_pem_x509_certificates(authority.ca_file.read_bytes())
     key = serialization.load_pem_private_key((authority.directory / CA_KEY_FILE).read_bytes(), None)
     since = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=1)
     builder = (
         x509.CertificateRevocationListBuilder()
-        .issuer_name(ca.subject)
+        .issuer_name(ca.subject if issuer is None else issuer)
         .last_update(since)
         .next_update(since + lasts + datetime.timedelta(hours=1))
     )

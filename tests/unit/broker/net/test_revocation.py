@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import errno
 import logging
 import ssl
 from collections.abc import AsyncIterator
@@ -14,11 +15,13 @@ from typing import Any
 import grpc
 import pytest
 from cryptography import x509
+from cryptography.x509.name import _ASN1Type
 from grpc import aio
 
 from broker.clock import SystemClock
 from broker.config.config import BrokerConfig
 from broker.kafka.sasl import NotAdmitted, door_of
+from broker.net import revocation
 from broker.net.interceptors import NodesOnly
 from broker.net.revocation import RevocationLists
 from broker.observability.counters import Counters
@@ -31,6 +34,8 @@ from tests.support.revocation import revoke
 from tests.support.scram_parts import Book, Hands
 
 WAIT_S = 60.0
+DAMAGED = x509.UnrecognizedExtension(x509.CRLNumber.oid, b"no number")
+"""Signed all the same, and not parsed before it is asked for."""
 
 
 @pytest.fixture
@@ -103,6 +108,49 @@ def test_a_file_without_a_valid_list_ends_the_start_and_later_keeps_the_previous
     found.refresh()
     assert found.is_revoked(pem(authority, "mallory").read_bytes())
     assert "the previous ones stay in use" in caplog.text
+
+
+def test_a_signed_list_with_a_damaged_part_ends_the_start_and_later_keeps_the_previous_lists(
+    authority: CertificateAuthority, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = revoke(authority, tmp_path / "crl.pem", extension=DAMAGED)
+    with pytest.raises(InvalidConfig, match=r"ssl\.crl\.location=.*crl\.pem.* is damaged \(error parsing"):
+        lists(authority, file)
+    found = lists(authority, revoke(authority, file, pem(authority, "mallory")))
+    revoke(authority, file, extension=DAMAGED)
+    for _ in range(3):
+        found.refresh()
+    assert found.is_revoked(pem(authority, "mallory").read_bytes())
+    assert caplog.text.count("the previous ones stay in use") == 1
+
+
+def test_a_list_that_could_not_be_read_for_a_moment_is_read_later(
+    authority: CertificateAuthority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    mallory = pem(authority, "mallory")
+    found = lists(authority, revoke(authority, tmp_path / "crl.pem"))
+    revoke(authority, tmp_path / "crl.pem", mallory)
+
+    def no_file(*args: object) -> Any:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(revocation, "open", no_file, raising=False)
+        for _ in range(3):
+            found.refresh()
+    assert not found.is_revoked(mallory.read_bytes())
+    assert caplog.text.count("Too many open files") == 1
+    found.refresh()
+    assert found.is_revoked(mallory.read_bytes())
+
+
+def test_a_list_whose_issuer_has_other_types_of_strings_counts(authority: CertificateAuthority, tmp_path: Path) -> None:
+    (ca,) = x509.load_pem_x509_certificates(authority.ca_file.read_bytes())
+    issuer = x509.Name([x509.NameAttribute(each.oid, each.value, _ASN1Type.PrintableString) for each in ca.subject])
+    assert issuer.public_bytes() != ca.subject.public_bytes()
+    mallory = pem(authority, "mallory")
+    file = revoke(authority, tmp_path / "crl.pem", mallory, issuer=issuer)
+    assert lists(authority, file).is_revoked(mallory.read_bytes())
 
 
 def test_an_overdue_list_still_counts(
@@ -195,7 +243,10 @@ async def test_a_client_with_a_revoked_certificate_is_refused_and_its_open_strea
         streams[0].cancel()
 
 
-async def test_a_node_with_a_revoked_certificate_is_refused(authority: CertificateAuthority, tmp_path: Path) -> None:
+async def test_a_node_with_a_revoked_certificate_is_refused_and_others_are_served_although_a_new_list_is_damaged(
+    authority: CertificateAuthority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(revocation, "LOOK_EVERY_S", 0.0)
     for node_id in (1, 2):
         authority.issue(f"node-{node_id}", node_ids=[node_id])
     file = revoke(authority, tmp_path / "crl.pem", pem(authority, "node-2"))
@@ -204,10 +255,13 @@ async def test_a_node_with_a_revoked_certificate_is_refused(authority: Certifica
         channel(authority, port, "node-1") as ours,
         channel(authority, port, "node-2") as theirs,
     ):
-        unary: Any = ours.unary_unary("/t.T/Call")
-        assert await unary(b"x", timeout=WAIT_S) == b"x"
-        unary = theirs.unary_unary("/t.T/Call")
-        await refusal(unary(b"x", timeout=WAIT_S))
+        for extension in (None, DAMAGED):
+            if extension is not None:
+                revoke(authority, file, extension=extension)
+            unary: Any = ours.unary_unary("/t.T/Call")
+            assert await unary(b"x", timeout=WAIT_S) == b"x"
+            unary = theirs.unary_unary("/t.T/Call")
+            await refusal(unary(b"x", timeout=WAIT_S))
 
 
 class _Tls:

@@ -214,6 +214,50 @@ def test_changes_are_looked_for_in_the_metadata_and_in_the_file(
     asyncio.run(scenario())
 
 
+def test_looks_that_fail_are_logged_once_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    users = tmp_path / "users.toml"
+    users.write_text('admin = "secret"\n')
+    security = made(Book(), **SASL, sasl_users_location=str(users))
+    monkeypatch.setattr(client_listener, "LOOK_EVERY_S", 0.001)
+    looked = ended = 0
+    enough = asyncio.Event()
+
+    class Lists:
+        async def fresh(self) -> None:
+            raise ValueError("damaged")
+
+    def look() -> bool:
+        nonlocal looked
+        looked += 1
+        return False
+
+    def end_streams() -> None:
+        nonlocal ended
+        ended += 1
+        if ended == 3:
+            enough.set()
+        raise ValueError("damaged")
+
+    security.revoked = Lists()  # type: ignore[assignment] # the part that is watched
+    monkeypatch.setattr(security._users.file, "look", look)
+    monkeypatch.setattr(security, "_end_streams", end_streams)
+
+    async def scenario() -> None:
+        watching = asyncio.create_task(security.watch())
+        waiting = asyncio.create_task(enough.wait())
+        await asyncio.wait((watching, waiting), timeout=60, return_when=asyncio.FIRST_COMPLETED)
+        assert not watching.done()
+        for task in (watching, waiting):
+            task.cancel()
+        await asyncio.gather(watching, waiting, return_exceptions=True)
+
+    asyncio.run(scenario())
+    assert looked >= 3
+    assert len([line for line in lines_of(caplog, client_listener.__name__) if "a look at the users" in line]) == 1
+
+
 @pytest.mark.parametrize(
     ("values", "warnings"),
     [
