@@ -240,7 +240,7 @@ class CallLimits(RewrittenHandlers):
         return max(0.0, delay_ms)
 
     def refused_stranger(self, peer: str, host: str) -> None:
-        """Count a call that was refused for want of a login; beyond the rate of its network, close its connection.
+        """Count a call without a login, or a login out of turn; beyond the rate of its network, close its connection.
 
         Such networks lose nothing else: clients there that have a token, or log in, are served.
         """

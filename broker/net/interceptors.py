@@ -110,6 +110,8 @@ class Unread(NamedTuple):
     """Stands for a malformed request of a unary call until the handler can refuse it."""
 
     why: str
+    too_long: bool
+    """Whether it is longer than any request of its method, and was not even parsed."""
 
 
 class RequestBounds(RewrittenHandlers):
@@ -168,7 +170,8 @@ def _bounded(parse: Callable[[bytes], Any], most_bytes: int | None, *, is_stream
     """
 
     def parse_bounded(data: bytes) -> Any:
-        if most_bytes is not None and len(data) > most_bytes:
+        too_long = most_bytes is not None and len(data) > most_bytes
+        if too_long:
             why = f"the request has {len(data)} bytes, this method takes at most {most_bytes}; split the request"
         else:
             try:
@@ -178,7 +181,7 @@ def _bounded(parse: Callable[[bytes], Any], most_bytes: int | None, *, is_stream
         del data
         if is_stream:
             raise MalformedRequest(why)
-        return Unread(why)
+        return Unread(why, too_long)
 
     return parse_bounded
 

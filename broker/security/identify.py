@@ -372,7 +372,7 @@ class Identify(RewrittenHandlers):
         self.logged_in: Callable[[str], None] = lambda peer: None
         """Called with the peer of each call that is let in; the listener's, once there is one."""
         self.refused: Callable[[str, str], None] = lambda peer, host: None
-        """Called with peer and address of each call that was refused for want of a login."""
+        """Called with peer and address of each call that was refused for want of a login, or of a turn to log in."""
         self._refusing: Any = grpc.stream_stream_rpc_method_handler(self._refuse)
         """Serves calls of every kind: it reads no request and writes no response."""
         self.turn_out: Callable[[Any, str, str], Awaitable[None]] = _let_in
@@ -514,7 +514,7 @@ class Identify(RewrittenHandlers):
             if not self._strangers.enter_task(source):
                 await self._turn_away(context, found.host)
             request = await self._request_of(requests, context, source, found.host)
-            if isinstance(request, Unread):  # which the handler refuses
+            if isinstance(request, Unread) and request.too_long:  # the handler refuses it
                 self._long_logins.count(source, self._clock.monotonic_ms())
             caller.set(found)
             return await call(request, context)
@@ -549,7 +549,10 @@ class Identify(RewrittenHandlers):
         self._counters.unauthenticated_calls += 1
         if self._logged.may_log(host, self._clock.monotonic_ms()):
             logger.warning("logins refused: too many at a time", extra={"event": "logins_refused", "host": host})
-        await refuse(context, grpc.StatusCode.RESOURCE_EXHAUSTED, BrokerOverloaded(_CROWDED), _CROWDED)
+        try:
+            await refuse(context, grpc.StatusCode.RESOURCE_EXHAUSTED, BrokerOverloaded(_CROWDED), _CROWDED)
+        finally:
+            self.refused(context.peer(), host)
 
     async def _set_caller(self, context: Any) -> Login | None:
         """Set `caller` and return the login, or abort the call."""

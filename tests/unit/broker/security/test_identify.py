@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc
 import pytest
+from google.protobuf.message import DecodeError
 from grpc import aio
 from hypothesis import given
 from hypothesis import strategies as st
@@ -39,6 +40,7 @@ from tests.support.scram_parts import Book, Hands, credential
 
 Metadata = list[tuple[str, str]]
 PATIENCE_S = 60.0
+MALFORMED = b"\xff\xff\xff"
 
 
 class World:
@@ -114,6 +116,8 @@ class World:
 
     def _parse(self, data: bytes) -> bytes:
         self.parsed.append(data)
+        if data == MALFORMED:
+            raise DecodeError("malformed")
         return data
 
     async def _unary(self, request: bytes, context: Any) -> bytes:
@@ -495,6 +499,20 @@ def test_after_a_login_that_is_far_too_long_no_login_of_the_network_is_read_for_
     world.run(scenario)
 
 
+def test_after_a_short_malformed_login_others_of_the_network_are_read() -> None:
+    world = World(bounded=True)
+
+    async def scenario() -> None:
+        login: Any = world.channel.unary_unary(AUTHENTICATE)
+        for _ in range(2):
+            call = login(MALFORMED)
+            assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert "malformed request" in await call.details()
+        assert "User:ANONYMOUS" in (await login(b"well-formed")).decode()
+
+    world.run(scenario)
+
+
 def test_a_turn_is_shorter_while_others_wait() -> None:
     async def scenario() -> None:
         calls = Silent()
@@ -542,12 +560,15 @@ def test_more_strangers_than_may_wait_are_turned_away_and_logged_once(
 ) -> None:
     monkeypatch.setattr(identify, "MAX_UNREAD", 3)
     world = World()
+    told: list[str] = []
+    world.identify.refused = lambda peer, host: told.append(host)
 
     async def scenario() -> None:
         begun = [await world.headers() for _ in range(4)]
         await world.until(lambda: len(world.identify._turns._waiting) == 3)
         for _ in range(4):
             assert await (await world.headers()).code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        await world.until(lambda: told == ["127.0.0.1"] * 4)
         for each in begun:
             each.cancel()
         assert "User:ANONYMOUS" in await world.served(None, AUTHENTICATE)
