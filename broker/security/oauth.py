@@ -145,12 +145,11 @@ class Bearers:
 
     def refresh(self) -> bool:
         """Read the keys if they are due, and return whether they have changed; blocks for some seconds at most."""
-        now_ms = self._clock.monotonic_ms()
+        now_ms, stamp = self._clock.monotonic_ms(), None
         if self._is_file:
             stamp = stamp_of(_path_of(self._config.jwks_endpoint_url))
             if self._keys is not None and stamp == self._stamp:
                 return False
-            self._stamp = stamp
         else:
             missing = self._unknown_key or self._keys is None
             pause_ms = REFRESH_AT_LEAST_S * 1_000 if missing else self._config.refresh_ms
@@ -161,6 +160,7 @@ class Bearers:
         try:
             raw = self._fetch(self._config)
             if raw == self._raw:
+                self._stamp = stamp
                 return False
             keys = keys_of(raw)
         except InvalidConfig as error:
@@ -168,7 +168,7 @@ class Bearers:
                 logger.error("the keys of OAUTHBEARER could not be read: %s", error)
                 self._why_none = str(error)
             return False
-        self._keys, self._raw, self._why_none = keys, raw, ""
+        self._keys, self._raw, self._why_none, self._stamp = keys, raw, "", stamp
         logger.info("keys of OAUTHBEARER read", extra={"event": "oauth_keys_read", "keys": len(keys.keys)})
         return True
 

@@ -169,13 +169,14 @@ class UsersFile:
     def look(self) -> bool:
         """Read the file again if it has changed; return whether a credential has changed. Blocks; call it in a thread.
 
-        An invalid file keeps the previous users and is logged; a deleted file has no users.
+        An invalid file keeps the previous users, is logged once and read again at each look: what cannot be read now
+        may be readable later without a change. A deleted file has no users.
         """
         stamp = stamp_of(self._path) if is_there(self._path) else None
         if stamp == self._stamp:
             return False
-        self._stamp = stamp
         if stamp is None:
+            self._stamp = stamp
             self._refused = ""
             logger.warning(
                 "sasl.users.location=%r was deleted, and so were its users; remove the key from the configuration, or "
@@ -190,7 +191,7 @@ class UsersFile:
                 self._refused = str(error)
                 logger.error("the changed users are not valid, the previous ones stay: %s", error)
             return False
-        self._refused = ""
+        self._stamp, self._refused = stamp, ""
         if changed:
             logger.info("users read again", extra={"event": "users_file_read", "file": str(self._path)})
         return changed

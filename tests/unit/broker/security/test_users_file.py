@@ -44,6 +44,22 @@ def test_a_file_has_a_line_for_each_user(tmp_path: Path) -> None:
     assert not users.look()
 
 
+def test_a_change_that_cannot_be_read_at_once_is_read_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as while the process has no descriptor left: the file does not change again for it."""
+    path = tmp_path / "users.toml"
+    path.write_text('admin = "one"\n')
+    users = _file(path)
+    _write(path, 'admin = "two"\n')
+    with monkeypatch.context() as patched:
+
+        def refuse(path: Path) -> dict[str, str]:
+            raise InvalidConfig("too many open files")
+
+        patched.setattr("broker.security.users.read_passwords", refuse)
+        assert not users.look()
+    assert users.look()
+
+
 def test_only_enabled_mechanisms_have_credentials(tmp_path: Path) -> None:
     path = tmp_path / "users.toml"
     path.write_text('admin = "one"\n')
