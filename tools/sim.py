@@ -33,7 +33,7 @@ LOG_COLUMNS = 120
 def shown(summary: Summary, console: Console | None = None) -> Iterator[Show]:
     """Yield a function that shows the summary: in place on a terminal, otherwise as a line from time to time.
 
-    A failure has a line of its own at once: whoever watches a long run need not wait for its end.
+    A failed schedule is printed as soon as it has failed, also in the middle of a long run.
     """
     console = console or Console(width=None if sys.stdout.isatty() else LOG_COLUMNS)
     console.print(f"seeds from {summary.seed} on")

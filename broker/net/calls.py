@@ -18,7 +18,7 @@ from typing import Any, Final, NoReturn
 import grpc
 
 from broker.clock import Clock
-from broker.net.connections import MAX_RATES
+from broker.net.connections import MAX_RATES, remembered
 from broker.net.interceptors import Rarely, RewrittenHandlers, host_of, preceded
 from broker.security.audit import network_of
 from broker.security.caller import Caller, caller
@@ -89,11 +89,7 @@ class ShutOuts:
 
     def count(self, name: str, kind: str, rate: float, now_ms: float) -> None:
         """Count a call of a kind that may come `rate` times a second. Those of a name that is shut out do not count."""
-        pace = self._shut_out.get(name) or self._paces.get(name)
-        if pace is None:
-            if len(self._paces) >= self._most:
-                del self._paces[next(iter(self._paces))]
-            pace = self._paces[name] = self._Pace()
+        pace = self._shut_out.get(name) or remembered(self._paces, name, self._Pace, self._most)
         if now_ms < pace.until_ms:
             return
         bucket = pace.buckets.get(kind)
@@ -157,12 +153,7 @@ class CallRates:
         return min(MOST_DELAY_MS, turn_ms - now_ms)
 
     def _of(self, name: str) -> _Calls:
-        calls = self._calls.get(name)
-        if calls is None:
-            if len(self._calls) >= self._most:
-                del self._calls[next(iter(self._calls))]
-            calls = self._calls[name] = self._Calls(TokenBucket(self._rate, BURST_MS))
-        return calls
+        return remembered(self._calls, name, lambda: self._Calls(TokenBucket(self._rate, BURST_MS)), self._most)
 
 
 class CallLimits(RewrittenHandlers):
@@ -323,11 +314,7 @@ class CallLimits(RewrittenHandlers):
         if not name:
             return
         peer, now_ms = context.peer(), self._clock.monotonic_ms()
-        of_peer = self._peers.get(peer)
-        if of_peer is None:
-            if len(self._peers) >= MAX_RATES:
-                del self._peers[next(iter(self._peers))]
-            of_peer = self._peers[peer] = TokenBucket(REFUSED_OF_PEER, 10_000.0)
+        of_peer = remembered(self._peers, peer, lambda: TokenBucket(REFUSED_OF_PEER, 10_000.0))
         if of_peer.ready_at_ms(now_ms) > now_ms:
             self._shut_outs.count(name, MAX_REFUSED_CALL_RATE, self._refused_rate, now_ms)
         else:

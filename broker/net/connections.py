@@ -23,7 +23,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from itertools import takewhile
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from broker.clock import Clock
 from broker.config.config import BrokerConfig
@@ -43,6 +43,19 @@ MAX_CONNECTIONS: Final = "max.connections"
 MAX_CONNECTIONS_PER_IP: Final = "max.connections.per.ip"
 LOGIN_TIMEOUT: Final = "connection.login.timeout.ms"
 _NO_LIMIT: Final = 2**31 - 1
+
+
+T = TypeVar("T")
+
+
+def remembered(kept: dict[str, T], name: str, make: Callable[[], T], most: int = MAX_RATES) -> T:
+    """Return what is kept of a name, made now if the name is new. Beyond `most` names the oldest one is dropped."""
+    found = kept.get(name)
+    if found is None:
+        if len(kept) >= most:
+            del kept[next(iter(kept))]
+        found = kept[name] = make()
+    return found
 
 
 class ConnectionLimits:
@@ -126,12 +139,8 @@ class ConnectionLimits:
         return limit
 
     def _may_open(self, host: str, rate: float, now_ms: float) -> bool:
-        bucket = self._rates.get(host)
-        if bucket is None:
-            if len(self._rates) >= MAX_RATES:
-                del self._rates[next(iter(self._rates))]
-            bucket = self._rates[host] = TokenBucket(rate, self._window_ms)
-        elif bucket.rate_bytes_per_s != rate:
+        bucket = remembered(self._rates, host, lambda: TokenBucket(rate, self._window_ms))
+        if bucket.rate_bytes_per_s != rate:
             bucket.set_rate(rate, now_ms)
         if bucket.ready_at_ms(now_ms) > now_ms:
             return False

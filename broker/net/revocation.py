@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import re
 import time
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from typing import Final
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 
+from raftlog._client.security import Stamp, stamp_of_files
 from raftlog.errors import InvalidConfig
 
 logger = logging.getLogger(__name__)
@@ -34,7 +34,6 @@ _PEM: Final = b"-----BEGIN"
 
 _Number = tuple[x509.Name, int]
 """The issuer and the serial number of a certificate. Names with other types of ASN.1 strings are equal."""
-_Stamp = tuple[tuple[int, int, int], ...]
 
 
 class RevocationLists:
@@ -56,10 +55,10 @@ class RevocationLists:
         self._now = now
         self._known: dict[bytes, _Number | None] = {}
         self._looked_s = time.monotonic()
-        self._stamp: _Stamp = self._stamp_now()
+        self._stamp: Stamp = self._stamp_now()
         """Of the files whose lists are in use."""
         self._revoked = self._read()
-        self._failed: tuple[_Stamp, str] | None = None
+        self._failed: tuple[Stamp, str] | None = None
         """The failure that was logged last, and of which files."""
 
     def is_revoked(self, certificate: bytes) -> bool:
@@ -140,16 +139,8 @@ class RevocationLists:
                 extra={"file": self._location, "issuer": issuer, "next_update": until.isoformat()},
             )
 
-    def _stamp_now(self) -> _Stamp:
-        stamps = []
-        for path in (self._location, self._truststore_location):
-            try:
-                found = os.stat(path)
-            except OSError:
-                stamps.append((0, 0, 0))
-            else:
-                stamps.append((found.st_mtime_ns, found.st_ino, found.st_size))
-        return tuple(stamps)
+    def _stamp_now(self) -> Stamp:
+        return stamp_of_files((self._location, self._truststore_location))
 
 
 def _content(named: str, path: str) -> bytes:

@@ -732,12 +732,13 @@ class ReplicaManager:
         self._roles.take(image, topic, part, partition, rules.min_insync_replicas)
 
     def _check_epoch(self, part: PartitionImage, partition: Partition) -> None:
-        """Find a log with a record of an epoch in which nobody has led: a batch's epoch is outside its checksum.
+        """Set a follower's log aside if its last batch is of a later leader epoch than the partition has reached.
 
-        The leader refuses a follower with such a log, since it may as well be a sign that this leader is deposed. But
-        what the log had when this process began was written before its registration, so metadata newer than that know
-        all epochs in it; and what was appended since was checked. Members of the ISR are left alone: they may hold what
-        no other replica has, as after a quorum has lost metadata.
+        Such a batch is damaged; its checksum does not cover the epoch. The leader refuses the log, because to the
+        leader this could also mean that a newer one was elected. This broker can tell: all records that its log had at
+        the start of the process were written before it registered, so metadata from after the registration contain all
+        their epochs. Later records were checked when they were appended. A member of the ISR keeps its log, because it
+        may have records that no other replica has, for example after the quorum has lost metadata.
         """
         last_epoch = partition.log.leader_epochs.latest_epoch
         if last_epoch <= part.leader_epoch or part.leader == NO_LEADER or self._node_id in part.isr:

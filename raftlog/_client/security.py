@@ -22,7 +22,7 @@ import urllib.error
 import urllib.request
 import weakref
 from base64 import b64encode
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
@@ -240,8 +240,13 @@ def _check_pair(files: PemFiles, password: str) -> None:
 
 
 def _stamp(files: PemFiles) -> Stamp:
+    return stamp_of_files(filter(None, (files.ca, files.certificate, files.key, files.password_location)))
+
+
+def stamp_of_files(paths: Iterable[str]) -> Stamp:
+    """Return a value that changes with any of the files."""
     stamps = []
-    for path in filter(None, (files.ca, files.certificate, files.key, files.password_location)):
+    for path in paths:
         try:
             found = os.stat(path)
         except OSError:

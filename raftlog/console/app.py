@@ -598,7 +598,7 @@ def keep_memory_small() -> None:
 
     Answers about all topics take megabytes for a moment, in some thread. By default each thread has an arena that keeps
     them, and glibc keeps ever larger blocks in arenas. Arrow, which is loaded for the first page of records, has an
-    allocator of its own, which keeps all that was ever in use; NumPy a thread for each core, which nobody uses here.
+    allocator of its own that does not give memory back. NumPy starts a thread for each core; the console needs none.
     """
     os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

@@ -56,8 +56,8 @@ class Invariants:
         self._elected: dict[PartitionKey, int] = {}
         """No acknowledgement of an earlier epoch than this may leave.
 
-        Elections of the only replica do not count: nobody else can have led, so what waits for its lease is answered in
-        its next epoch (`Partition.lead`).
+        Elections of a partition's only replica do not count, because no other broker can have led in between. Records
+        that wait for its lease are therefore acknowledged in its next epoch (`Partition.lead`).
         """
         self._topic_ids: set[bytes] = set()
         """Of all topics that there were."""

@@ -739,7 +739,9 @@ async def test_a_followers_log_with_a_record_of_an_epoch_that_never_was_is_fetch
         assert is_following(parts.registry.find(*KEY)), "metadata from before the registration may lack epoch 35"
         await parts.apply(image(1, leader=2, epoch=4))
         await settle()
-        assert parts.registry.find(*KEY).log_end_offset == 1, "a member of the ISR may hold what nobody else has"
+        assert parts.registry.find(*KEY).log_end_offset == 1, (
+            "a member of the ISR may have records that no other replica has"
+        )
         assert offline(parts) == []
         await parts.apply(image(2, leader=2, epoch=4, isr=(2,)))
         await settle()
