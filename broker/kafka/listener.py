@@ -36,7 +36,7 @@ import ssl
 import struct
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import Executor
 from dataclasses import replace
 from itertools import islice
@@ -61,7 +61,7 @@ from broker.net.connections import ConnectionLimits, Newcomer, Newcomers, limits
 from broker.net.interceptors import Rarely
 from broker.net.services.security import SecurityService
 from broker.observability.counters import Counters
-from broker.quotas.manager import LOOK_AGAIN_MS, MAX_CLIENT_ID, QuotaManager, whole_ms
+from broker.quotas.manager import LOOK_AGAIN_MS, MAX_CLIENT_ID, Measured, QuotaManager, whole_ms
 from broker.replicas.replica_manager import ReplicaManager
 from broker.security.caller import Caller, caller
 from broker.security.identify import MAX_STRANGERS_OF_NETWORK, Login
@@ -69,7 +69,7 @@ from broker.server.lease import Lease
 from raftlog._core.security.acls import canonical_host
 from raftlog.errors import BrokerUnavailable, InvalidRequestError
 from raftmeta.image import MetadataImage
-from raftmeta.quotas import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE
+from raftmeta.quotas import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, REQUEST_PERCENTAGE
 
 logger = logging.getLogger(__name__)
 
@@ -96,6 +96,11 @@ SHUTDOWN_S: Final = 5.0
 """For TLS's closing message."""
 STOP_S: Final = 0.5
 """How long connections may take to send the answers that they owe when the broker stops."""
+
+_NEVER_HELD: Final = frozenset(
+    {api.JOIN_GROUP, api.SYNC_GROUP, api.HEARTBEAT, api.LEAVE_GROUP, api.CONSUMER_GROUP_HEARTBEAT}
+)
+"""By request_percentage: members would miss their heartbeats. Their time is charged all the same."""
 
 _SIZE = struct.Struct(">i")
 _HEAD = struct.Struct(">hhi")
@@ -545,8 +550,8 @@ class _Connection:
             return
         await self._all_left(0)
         if key == api.FETCH:
-            response = await self._listener.fetch.serve(body, version, who)
-            self._charge_fetch(response)
+            response, delay_ms = await self._charged(who, self._listener.fetch.serve(body, version, who))
+            self._charge_fetch(response, delay_ms)
         elif key == api.SASL_HANDSHAKE:
             response = self._session.handshake(body, version)
         elif key == api.SASL_AUTHENTICATE:
@@ -555,26 +560,35 @@ class _Connection:
             if who.authorizer is not None and key not in PERMISSIONS:
                 raise _Closed(f"{api_name(key)} has no permissions declared, so it is refused: a bug of the broker")
             try:
-                response = await self._listener.handlers[key](body, version, who)
+                response, delay_ms = await self._charged(who, self._listener.handlers[key](body, version, who))
             except InvalidRequestError as error:
                 raise _Closed(f"a request beyond a bound: {error}") from None
-            if self._listener.calls is not None and (delay_ms := self._listener.calls.served(who)) > 0:
-                if "throttle_time_ms" in response:
-                    response["throttle_time_ms"] = max(whole_ms(delay_ms), response["throttle_time_ms"])
-                self._mute(delay_ms)
+            if key in _NEVER_HELD:
+                delay_ms = 0.0
+            self._mute(delay_ms, REQUEST_PERCENTAGE)
+            if self._listener.calls is not None:
+                for_rate_ms = self._listener.calls.served(who)
+                self._mute(for_rate_ms)
+                delay_ms = max(delay_ms, for_rate_ms)
+            if delay_ms > 0 and "throttle_time_ms" in response:
+                response["throttle_time_ms"] = max(whole_ms(delay_ms), response["throttle_time_ms"])
         await self._respond(key, version, correlation_id, response, begun_s)
         if self._session.closing:
             raise _Closed(self._session.closing)
 
     async def _produce(self, body: Fields, size_bytes: int, version: int, correlation_id: int, begun_s: float) -> None:
         try:
-            response = await self._listener.produce.begin(body, version, self._client)
+            begin = self._listener.produce.begin(body, version, self._client)
+            response, for_time_ms = await self._charged(self._client, begin)
         except Refused as refused:
             raise _Closed(f"a produce with acks=0 was refused: {refused}") from None
         quotas, held_until_ms = self._listener.quotas, 0.0
-        if quotas is not None and (delay_ms := quotas.produced(self._client, size_bytes)) > 0:
-            held_until_ms = quotas.now_ms() + delay_ms
-            self._mute(delay_ms, PRODUCER_BYTE_RATE)
+        if quotas is not None:
+            for_bytes_ms = quotas.produced(self._client, size_bytes)
+            self._mute(for_bytes_ms, PRODUCER_BYTE_RATE)
+            self._mute(for_time_ms, REQUEST_PERCENTAGE)
+            if (delay_ms := max(for_bytes_ms, for_time_ms)) > 0:
+                held_until_ms = quotas.now_ms() + delay_ms
         if body["acks"] == NO_ACK:
             return
         self._owed.append(_Owed(correlation_id, version, response, begun_s, held_until_ms))
@@ -582,17 +596,33 @@ class _Connection:
         self._news.set()
         await self._all_left(MAX_UNANSWERED - 1)
 
-    def _charge_fetch(self, response: Fields) -> None:
-        """Charge the records of a response, and note the delay in it."""
+    async def _charged(self, who: Caller, work: Awaitable[T]) -> tuple[T, float]:
+        """Await the work of a request, and charge the time of the event loop that it takes.
+
+        Return its result, and for how many ms the client is to be held.
+        """
+        quotas = self._listener.quotas
+        if quotas is None or not quotas.counts_time(who):
+            return await work, 0.0
+        measured = Measured(work)
+        try:
+            result = await measured
+        finally:
+            delay_ms = quotas.worked(who, measured.meter.ms)
+        return result, delay_ms
+
+    def _charge_fetch(self, response: Fields, for_time_ms: float) -> None:
+        """Charge the records of a response, and note the delay in it: the longer one of bytes and time."""
         quotas = self._listener.quotas
         if quotas is None:
             return
         parts = (part for topic in response["responses"] for part in topic["partitions"] if part.get("records"))
         size_bytes = sum(len(batch) for part in parts for batch in part["records"])
-        delay_ms = quotas.fetched(self._client, size_bytes)
-        if delay_ms > 0:
+        for_bytes_ms = quotas.fetched(self._client, size_bytes)
+        self._mute(for_bytes_ms, CONSUMER_BYTE_RATE)
+        self._mute(for_time_ms, REQUEST_PERCENTAGE)
+        if (delay_ms := max(for_bytes_ms, for_time_ms)) > 0:
             response["throttle_time_ms"] = whole_ms(delay_ms)
-            self._mute(delay_ms, CONSUMER_BYTE_RATE)
 
     def _note_client(self, client_id: str) -> Caller:
         """Return the caller with the client id that the request names."""

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import struct
 import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any, ClassVar, cast
 
 import pytest
 
+from broker.clock import SystemClock
 from broker.config.config import BrokerConfig
 from broker.kafka import listener as module
 from broker.kafka import messages
@@ -23,9 +26,12 @@ from broker.kafka.sasl import OPEN, Door
 from broker.net.calls import CallLimits
 from broker.net.connections import ConnectionLimits
 from broker.observability.counters import Counters
+from broker.quotas.manager import QuotaManager
 from broker.security.caller import Caller
 from broker.security.client_listener import ClientSecurity
 from broker.server.lease import Wake
+from raftmeta.image import MetadataImage
+from raftmeta.quotas import REQUEST_PERCENTAGE, QuotaEntity
 from tests.support.fake_authorizer import FakeAuthorizer
 from tests.support.scram_parts import Book, Hands
 
@@ -108,9 +114,15 @@ class Bed:
         self.counters = Counters()
 
         self.answer: Fields = {}
+        self.image = MetadataImage()
+        self.busy_s = 0.0
+        """How long a request keeps the event loop busy."""
+        self.served = 0
 
         async def serve(request: Fields, version: int, who: Caller) -> Fields:
-            return self.answer
+            time.sleep(self.busy_s)  # noqa: ASYNC251 # as work does
+            self.served += 1
+            return dict(self.answer)
 
         own = (messages.PRODUCE, messages.FETCH, messages.SASL_HANDSHAKE, messages.SASL_AUTHENTICATE)
         handlers = {key: serve for key in messages.REQUESTS if key not in own}
@@ -123,6 +135,7 @@ class Bed:
             max_frame_bytes=1 << 20,
             door=door,
             limits=ConnectionLimits(most=3 if door is OPEN else 8, per_ip=1_000),
+            quotas=QuotaManager(lambda: self.image, SystemClock(), 1_000.0),
         )
 
     async def client(self) -> Client:
@@ -491,3 +504,50 @@ def test_an_api_without_declared_permissions_is_refused_with_an_authorizer(monke
         assert await client.is_closed()
 
     run(scenario, Door("plaintext", authorizer=FakeAuthorizer()))
+
+
+# Quotas
+
+
+def test_the_time_of_the_event_loop_is_charged_told_and_then_the_client_is_not_read() -> None:
+    """KIP-124, KIP-219. Group members are charged, and never held; a change of the quota ends the wait."""
+
+    async def scenario(bed: Bed) -> None:
+        bed.image = replace(bed.image, quotas={QuotaEntity(client_id="c"): {REQUEST_PERCENTAGE: 1.0}})
+        bed.busy_s = 0.1  # of 10 ms a second
+        client = await bed.client()
+        beat = {"group_id": "g", "generation_id": 1, "member_id": "m"}
+        for number in (1, 2):
+            client.send(messages.HEARTBEAT, 3, number, beat)
+            assert await client.received() == number
+        client.send(messages.METADATA, 1, 3, {"topics": None})
+        bed.answer = {"throttle_time_ms": 0}
+        assert await client.received() == 3
+        client.fetch(4)
+        client.send(messages.METADATA, 1, 5, {"topics": None})
+        await asyncio.sleep(0.1)
+        assert bed.served == 3
+        assert bed.counters.request("Kafka.Fetch").outcomes["NONE"] == 0
+        bed.image = MetadataImage()
+        assert [await client.received() for _ in range(2)] == [4, 5]
+
+    run(scenario)
+
+
+def test_a_new_connection_shares_the_debt_of_others() -> None:
+    """It is served once, since only a request says which client it is, and then waits as the others do."""
+
+    async def scenario(bed: Bed) -> None:
+        bed.image = replace(bed.image, quotas={QuotaEntity(client_id="c"): {REQUEST_PERCENTAGE: 1.0}})
+        bed.busy_s = 0.1
+        first = await bed.client()
+        first.send(messages.METADATA, 1, 1, {"topics": None})
+        assert await first.received() == 1
+        other, bed.busy_s = await bed.client(), 0.0
+        other.send(messages.METADATA, 1, 1, {"topics": None})
+        assert await other.received() == 1
+        other.send(messages.METADATA, 1, 2, {"topics": None})
+        await asyncio.sleep(0.1)
+        assert bed.served == 2
+
+    run(scenario)
