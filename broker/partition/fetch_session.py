@@ -17,10 +17,10 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from concurrent.futures import Executor
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 from broker.log.partition_log import ReadResult
 from broker.log.transactions import AbortedTransaction
@@ -37,6 +37,8 @@ from raftlog.v1.security_pb2 import Acl
 from raftmeta.quotas import CONSUMER_BYTE_RATE, REQUEST_PERCENTAGE
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 SMALLEST_FRAME_BYTES = 4096
 """The least frame size that a client can ask for; a frame holds at least one batch anyway."""
@@ -101,6 +103,9 @@ class FetchSession:
         """`quotas`: None limits no rate; a broker always has them."""
         self._who = who
         self._quotas = quotas
+        self._account = None if quotas is None else quotas.account(who, CONSUMER_BYTE_RATE)
+        self._waited_s = 0.0
+        """For how long the message being built has waited for the disk."""
         self._held_until_ms = 0.0
         """No records leave before, by the client's quota; 0: it is not held."""
         self._unholding: asyncio.TimerHandle | None = None
@@ -136,11 +141,12 @@ class FetchSession:
         reader = asyncio.ensure_future(self._read(requests))
         try:
             while not self._requests_done:
-                begun_s = time.monotonic()
+                begun_s, self._waited_s = time.monotonic(), 0.0
                 frames = await self._next_frames()
                 built_s = time.monotonic()
+                worked_s = built_s - begun_s - self._waited_s
                 if frames and await self._may_leave(frames):
-                    self._charge(frames, built_s - begun_s)
+                    self._charge(frames, worked_s)
                     try:
                         await writer.write(frames)
                     finally:  # a client that has the message may end the call before gRPC says that it was written
@@ -317,11 +323,9 @@ class FetchSession:
     def _charge(self, frames: list[Frame], took_s: float) -> None:
         """Charge a message that is about to leave; note the delay in it, and hold what follows."""
         quotas = self._quotas
-        if quotas is None:
+        if quotas is None or self._account is None:
             return
-        delay_ms = quotas.fetched(self._who, sum(len(frame.records) for frame in frames))
-        if quotas.counts_time(self._who):
-            delay_ms = max(delay_ms, quotas.worked(self._who, took_s * 1_000))
+        _, delay_ms = self._account.charge(sum(len(frame.records) for frame in frames), took_s * 1_000)
         if delay_ms <= 0:
             return
         frames[-1].head.throttle_time_ms = whole_ms(delay_ms)
@@ -361,8 +365,7 @@ class FetchSession:
             result = read(blocking=False)
             if result is None:  # not in the page cache
                 self._counters.reads_from_disk += 1
-                loop = asyncio.get_running_loop()
-                result = await loop.run_in_executor(self._disk, partial(read, blocking=True))
+                result = await self._on_a_thread(partial(read, blocking=True))
                 assert result is not None, "a blocking read waits"
             elif result.records:
                 self._counters.reads_from_cache += 1
@@ -410,9 +413,16 @@ class FetchSession:
         log, begin, end = subscription.partition.log, subscription.position, read.next_offset
         found = log.aborted_transactions(begin, end, blocking=False)
         if found is None:
-            loop = asyncio.get_running_loop()
-            found = await loop.run_in_executor(self._disk, log.aborted_transactions, begin, end)
+            found = await self._on_a_thread(partial(log.aborted_transactions, begin, end))
         return found
+
+    async def _on_a_thread(self, read: Callable[[], T]) -> T:
+        """Read from the disk. The event loop does other work meanwhile, so the client is not charged for this time."""
+        begun_s = time.monotonic()
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._disk, read)
+        finally:
+            self._waited_s += time.monotonic() - begun_s
 
     def _send_away(self, frames: list[Frame], subscription: _Subscription) -> bool:
         """Redirect a subscription to a nearer replica, if there is one; return whether."""

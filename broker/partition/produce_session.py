@@ -45,7 +45,7 @@ from raftlog.format.header import says_transactional
 from raftlog.format.wire import MANY_REQUESTS, MAX_PRODUCERS, Produce, ProducePart
 from raftlog.v1 import log_pb2
 from raftlog.v1.security_pb2 import Acl
-from raftmeta.quotas import PRODUCER_BYTE_RATE, REQUEST_PERCENTAGE
+from raftmeta.quotas import PRODUCER_BYTE_RATE
 from replication.high_watermark import Answer
 
 logger = logging.getLogger(__name__)
@@ -130,6 +130,7 @@ class ProduceSession:
         self._many = many
         self._who = who
         self._quotas = quotas
+        self._account = None if quotas is None else quotas.account(who, PRODUCER_BYTE_RATE)
         self._replica_manager = replica_manager
         self._disk = disk
         # So that no producer of a shared stream waits for another one's answers, whatever the configured number.
@@ -224,7 +225,7 @@ class ProduceSession:
 
     async def _read(self, requests: AsyncIterator[Produce]) -> None:
         try:
-            key, delay_ms = self._charge(0, 0.0)
+            key, delay_ms = ("", 0.0) if self._account is None else self._account.charge(0, 0.0)
             if delay_ms > 0:  # an earlier stream's debt, which a new one does not end
                 await self._hold(key, delay_ms)
             async for message in requests:
@@ -247,7 +248,8 @@ class ProduceSession:
                     size_bytes += sum(len(part.records) for part in request.parts)
                     worked_s += time.monotonic() - begun_s
                 del message, request  # frees the payload, which an idle stream would keep otherwise
-                key, delay_ms = self._charge(size_bytes, worked_s)
+                if self._account is not None:
+                    key, delay_ms = self._account.charge(size_bytes, worked_s * 1_000)
                 if delay_ms > 0:
                     quotas = self._quotas
                     assert quotas is not None, "without quotas there is no delay"
@@ -271,18 +273,6 @@ class ProduceSession:
     def _left_ms(self, until_ms: float) -> int:
         assert self._quotas is not None, "without quotas there is no delay"
         return whole_ms(until_ms - self._quotas.now_ms())
-
-    def _charge(self, size_bytes: int, worked_s: float) -> tuple[str, float]:
-        """Charge a message; return the quota that holds the client longest, and for how many ms."""
-        quotas = self._quotas
-        if quotas is None:
-            return "", 0.0
-        delay_ms = quotas.produced(self._who, size_bytes)
-        if quotas.counts_time(self._who):
-            for_time_ms = quotas.worked(self._who, worked_s * 1_000)
-            if for_time_ms > delay_ms:
-                return REQUEST_PERCENTAGE, for_time_ms
-        return PRODUCER_BYTE_RATE, delay_ms
 
     async def _check_ahead(self, request: Produce) -> Checked:
         """Check large batches off the event loop, and transactions with their coordinators.

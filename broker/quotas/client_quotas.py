@@ -39,13 +39,21 @@ class Usage(NamedTuple):
     throttled_ms: float
 
 
-class _Bucket:
+class Bucket:
+    """What clients that share a quota have used, and their rate."""
+
     __slots__ = ("rate", "tokens", "used")
 
     def __init__(self, key: str, rate: float, window_ms: float) -> None:
         self.rate = rate
         self.used = 0.0
         self.tokens = TokenBucket(_amount_per_s(key, rate), window_ms)
+
+    def charge(self, amount: float, now_ms: float) -> float:
+        """Count what a client has used, and return for how many ms it is to be held."""
+        self.used += amount
+        delay_ms = self.tokens.charge(amount, now_ms)
+        return delay_ms if delay_ms < MAX_DELAY_MS else MAX_DELAY_MS
 
 
 class ClientQuotas:
@@ -60,10 +68,10 @@ class ClientQuotas:
         self._quotas: Quotas = {}
         self._keys: frozenset[str] = frozenset()
         """Those that some entity has a quota of: the others need no look-up."""
-        self._buckets: OrderedDict[_Scope, _Bucket] = OrderedDict()
-        self._known: dict[tuple[str, str, str], _Bucket | None] = {}
+        self._buckets: OrderedDict[_Scope, Bucket] = OrderedDict()
+        self._known: dict[tuple[str, str, str], Bucket | None] = {}
         self.version = 0
-        """Rises when a quota changes: a delay that was computed before may be too long."""
+        """Rises when a quota changes, or buckets end: delays and buckets that were found before may be outdated."""
 
     def follow(self, quotas: Quotas, now_ms: float) -> None:
         """Use these quotas from now on; rates that are limited still keep their debt."""
@@ -82,20 +90,14 @@ class ClientQuotas:
                 bucket.rate = limit.rate
                 bucket.tokens.set_rate(_amount_per_s(key, limit.rate), now_ms)
 
-    def limits(self, principal: str, client_id: str, key: str) -> bool:
-        """Whether this client has a quota of that key."""
-        return key in self._keys and self._find(principal, client_id, key) is not None
+    def find(self, principal: str, client_id: str, key: str) -> Bucket | None:
+        """Return what this client's use is charged to, until `version` changes; None: it has no quota of that key."""
+        return self._find(principal, client_id, key) if key in self._keys else None
 
     def charge(self, principal: str, client_id: str, key: str, amount: float, now_ms: float) -> float:
         """Count what the client has used, and return for how many ms it is to be held; 0 without a quota."""
-        if key not in self._keys:
-            return 0.0
-        bucket = self._find(principal, client_id, key)
-        if bucket is None:
-            return 0.0
-        bucket.tokens.take(amount, now_ms)
-        bucket.used += amount
-        return min(MAX_DELAY_MS, bucket.tokens.ready_at_ms(now_ms) - now_ms)
+        bucket = self.find(principal, client_id, key)
+        return 0.0 if bucket is None else bucket.charge(amount, now_ms)
 
     def delay_ms(self, principal: str, client_id: str, key: str, now_ms: float) -> float:
         """Return for how many ms the client is to be held at this time."""
@@ -118,7 +120,7 @@ class ClientQuotas:
             for (key, scope), bucket in list(self._buckets.items())
         ]
 
-    def _find(self, principal: str, client_id: str, key: str) -> _Bucket | None:
+    def _find(self, principal: str, client_id: str, key: str) -> Bucket | None:
         question = principal, client_id, key
         try:
             return self._known[question]
@@ -129,7 +131,7 @@ class ClientQuotas:
         found = self._known[question] = self._bucket(principal, client_id, key)
         return found
 
-    def _bucket(self, principal: str, client_id: str, key: str) -> _Bucket | None:
+    def _bucket(self, principal: str, client_id: str, key: str) -> Bucket | None:
         if not principal.startswith(USER_PREFIX):  # a node
             return None
         limit = limit_of(self._quotas, key, principal.removeprefix(USER_PREFIX), client_id)
@@ -142,7 +144,8 @@ class ClientQuotas:
                 for _ in range(MAX_BUCKETS // 10):
                     self._buckets.popitem(last=False)
                 self._known.clear()
-            bucket = self._buckets[place] = _Bucket(key, limit.rate, self._window_ms)
+                self.version += 1
+            bucket = self._buckets[place] = Bucket(key, limit.rate, self._window_ms)
         return bucket
 
 

@@ -25,7 +25,7 @@ import grpc
 
 from broker.clock import Clock
 from broker.net.interceptors import RewrittenHandlers, preceded
-from broker.quotas.client_quotas import ClientQuotas, Usage
+from broker.quotas.client_quotas import Bucket, ClientQuotas, Usage
 from broker.security.caller import Caller, caller
 from raftlog._client.connections import refuse
 from raftlog._core.security.acls import ANONYMOUS
@@ -71,6 +71,10 @@ class QuotaManager:
         """Return what clients with quotas have used."""
         return self._core.usage()
 
+    def account(self, who: Caller, bytes_key: str) -> Account:
+        """Return what a stream of this client charges its messages to; `bytes_key`: the quota of their bytes."""
+        return Account(self, who, bytes_key)
+
     def now_ms(self) -> float:
         """Return the time by which delays are counted."""
         return self._clock.monotonic_ms()
@@ -89,7 +93,7 @@ class QuotaManager:
 
     def counts_time(self, who: Caller) -> bool:
         """Whether the time of this client's requests has to be measured."""
-        return bool(self._follow()) and self._core.limits(who.principal, who.client_id, REQUEST_PERCENTAGE)
+        return bool(self._follow()) and self._core.find(who.principal, who.client_id, REQUEST_PERCENTAGE) is not None
 
     def admit_call(self, who: Caller) -> None:
         """Check that the client may make another call.
@@ -165,6 +169,40 @@ class QuotaManager:
             self._quotas = quotas
             self._core.follow(quotas, self._clock.monotonic_ms())
         return quotas
+
+
+class Account:
+    """What the messages of one stream are charged to, looked up anew only when a quota has changed.
+
+    A message is charged in one go: bytes and time of the event loop, with one reading of the clock.
+    """
+
+    __slots__ = ("_bytes", "_bytes_key", "_manager", "_time", "_version", "_who")
+
+    def __init__(self, manager: QuotaManager, who: Caller, bytes_key: str) -> None:
+        self._manager = manager
+        self._who = who
+        self._bytes_key = bytes_key
+        self._bytes: Bucket | None = None
+        self._time: Bucket | None = None
+        self._version = 0
+
+    def charge(self, size_bytes: int, took_ms: float) -> tuple[str, float]:
+        """Charge a message; return the quota that holds the client longest, and for how many ms."""
+        manager = self._manager
+        manager._follow()
+        core = manager._core
+        while self._version != core.version:  # looking up may end other buckets, which counts as a change too
+            self._version = core.version
+            self._bytes = core.find(self._who.principal, self._who.client_id, self._bytes_key)
+            self._time = core.find(self._who.principal, self._who.client_id, REQUEST_PERCENTAGE)
+        if self._bytes is None and self._time is None:
+            return self._bytes_key, 0.0
+        now_ms = manager.now_ms()
+        delay_ms = 0.0 if self._bytes is None else self._bytes.charge(size_bytes, now_ms)
+        if self._time is not None and (for_time_ms := self._time.charge(took_ms, now_ms)) > delay_ms:
+            return REQUEST_PERCENTAGE, for_time_ms
+        return self._bytes_key, delay_ms
 
 
 def whole_ms(delay_ms: float) -> int:

@@ -56,7 +56,7 @@ def test_without_a_quota_nothing_is_held() -> None:
     assert limit_of({}, PRODUCER_BYTE_RATE, "alice", "app") is None
     made = quotas({QuotaEntity("bob"): 1.0})
     assert made.charge(ALICE, "app", PRODUCER_BYTE_RATE, 1e12, 0.0) == 0
-    assert not made.limits(ALICE, "app", PRODUCER_BYTE_RATE)
+    assert made.find(ALICE, "app", PRODUCER_BYTE_RATE) is None
 
 
 def test_addresses_have_their_own_quota_or_the_default() -> None:

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from broker.log.partition_log import ReadResult
 from broker.partition.fetch_session import FetchSession
+from broker.partition.partition import Partition
 from broker.partition.produce_session import ProduceSession
-from broker.quotas import manager
+from broker.quotas import client_quotas, manager
 from broker.quotas.manager import LOOK_AGAIN_MS, QuotaManager
 from broker.security.caller import Caller
 from raftlog.errors import ThrottlingQuotaExceeded
 from raftlog.format import wire
 from raftlog.v1 import log_pb2
 from raftmeta.image import MetadataImage
-from raftmeta.quotas import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, QuotaEntity
+from raftmeta.quotas import CONSUMER_BYTE_RATE, DEFAULT, PRODUCER_BYTE_RATE, REQUEST_PERCENTAGE, QuotaEntity
 from tests.support.batches import batch_of
 from tests.support.broker_parts import TOPIC_ID, FetchWriter, Parts, ProduceWriter, Requests
 from tests.support.raw_client import RawClient
@@ -228,6 +232,77 @@ def test_a_consumer_over_its_quota_is_told_and_gets_nothing_meanwhile(tmp_path: 
         assert [message[-1].head.throttle_time_ms for message in messages[:2]] == [1, 1_000]
         messages = await greedy.frames.wait_for(5)
         assert made.now_s == pytest.approx(3.0, abs=0.01)
+
+    run(tmp_path, work)
+
+
+def test_a_consumer_is_not_charged_for_the_time_in_which_a_thread_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """request_percentage is time of the event loop, which serves others while a thread waits for the disk."""
+    read, read_s = Partition.read, 0.2
+
+    def cold(self: Partition, *arguments: Any, blocking: bool, **options: Any) -> ReadResult | None:
+        if not blocking:
+            return None
+        time.sleep(read_s)
+        return read(self, *arguments, blocking=True, **options)
+
+    monkeypatch.setattr(Partition, "read", cold)
+
+    async def work(made: World) -> None:
+        made.set(QuotaEntity("reader"), **{REQUEST_PERCENTAGE: 50.0})
+        writer, reader = made.client("User:writer"), made.client("User:reader")
+        writer.send()
+        await writer.answers.wait_for(1)
+        reader.read()
+        await reader.frames.wait_for(1)
+        (usage,) = made.quotas.usage()
+        assert 0 < usage.used < read_s * 1_000, "ms"
+
+    run(tmp_path, work)
+
+
+def test_an_open_stream_is_charged_by_the_quotas_of_the_moment(tmp_path: Path) -> None:
+    """What a stream charges is looked up once, and again when a quota comes, changes or goes."""
+
+    async def work(made: World) -> None:
+        writer = made.client("User:writer")
+
+        async def told_ms(count: int) -> int:
+            writer.send()
+            return (await writer.answers.wait_for(count))[-1].throttle_time_ms
+
+        assert await told_ms(1) == 0
+        made.set(QuotaEntity("writer"), **{PRODUCER_BYTE_RATE: RATE / 2})
+        assert await told_ms(2) == pytest.approx(1_000, abs=1)
+        made.set(QuotaEntity("writer"), **{PRODUCER_BYTE_RATE: RATE * 10})
+        assert await told_ms(3) <= 100, "what is left of the debt, at the new rate"
+        made.image = MetadataImage()
+        for count in range(4, 30):
+            assert await told_ms(count) == 0
+
+    run(tmp_path, work)
+
+
+def test_a_stream_goes_on_with_its_debt_after_another_clients_rate_has_ended_old_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rates are bounded, and old ones end: a stream that has remembered one does not charge one that has ended."""
+    monkeypatch.setattr(client_quotas, "MAX_BUCKETS", 10)
+
+    async def work(made: World) -> None:
+        made.set(QuotaEntity(DEFAULT), **{PRODUCER_BYTE_RATE: RATE * 2})
+        writer = made.client("User:writer")
+        writer.send()
+        await writer.answers.wait_for(1)
+        for number in range(20):
+            made.quotas.produced(Caller(f"User:other-{number}"), 1)
+        writer.send()
+        await writer.answers.wait_for(2)
+        used = {usage.scope.user: usage.used for usage in made.quotas.usage()}
+        assert used["writer"] == len(BATCH), "a new rate, from its first message on"
+        assert len(used) <= 10
 
     run(tmp_path, work)
 
