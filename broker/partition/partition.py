@@ -55,6 +55,7 @@ from raftlog.errors import (
 from raftlog.format import Attributes, BatchHeader, Buffer, InflateLimits, validate_produced
 from raftlog.format.control import MAX_PRODUCER_EPOCH, Marker
 from raftlog.types import NO_LEADER_EPOCH, TopicPartition
+from raftmeta.producer_ids import ProducerOwner
 from raftmeta.topic_configs import is_throttled
 from replication.high_watermark import Answer
 from replication.isr import IsrChange
@@ -135,6 +136,8 @@ class Partition:
         """Whether the topic is raftlog's own; clients may only read it."""
         self.traces = host.traces(log.topic, log.partition)
         """Makes the spans of its records; None: this node does not trace."""
+        self.verified_owners: dict[int, tuple[int, ProducerOwner]] = {}
+        """By producer id: the epoch and owner of a transaction that its coordinator has confirmed (`ProducerChecks`)."""
         self.leader_epoch: int = NO_LEADER_EPOCH
         self.refused_by: RaftlogError | None = NotLeader(f"{self.topic_partition}: its leader is not known yet")
         """Why this broker serves no clients, lease or not; None while it leads."""

@@ -13,10 +13,14 @@ What `ProducerChecks` does with a batch, from metadata.version 5 on:
     transactional    the request names no owner                     UnsupportedVersion
     transactional    the caller may not write as the named owner    TransactionalIdAuthorizationFailed
     transactional    bound to another owner, or never given out     InvalidProducerIdMapping
-    transactional    its transaction is open in the partition       accepted: it was verified at its first batch
+    transactional    its transaction is open in the partition, and  accepted
+                     was verified there for the named owner
     transactional    its coordinator says that it is open           accepted
     transactional    its coordinator says that it is not            InvalidTxnState, InvalidProducerEpoch
     transactional    its coordinator does not answer                CoordinatorLoadInProgress
+
+The tag in an id does not suffice for transactions: clients choose the names of their transactional ids and sinks, and of
+some millions of names one has the tag of a given id.
 
 An id from before the cluster had its secret is bound to no owner. Its plain batches are accepted as before, and each
 stream has the coordinator asked about its transactions. InitProducerId replaces such an id.
@@ -74,6 +78,8 @@ REMEMBERED_MS: Final = 5 * 60_000
 """How long what was found out counts. It is true for longer: once the group is in the transaction its marker comes, and
 after it what is late is refused by the group, for as long as that remembers the marker (producer.id.expiration.ms)."""
 CALL_S: Final = 2.0
+MAX_CLOSED: Final = 1_000
+"""Of a partition's verified transactions, how many that are not open in its log are remembered."""
 
 _FINAL: Final = (
     InvalidProducerEpoch,
@@ -308,7 +314,7 @@ class ProducerChecks:
     async def verify(self, head: log_pb2.ProduceRequest, batch: Buffer, partition: Partition) -> None:
         """Have the coordinator of a transactional batch, which passes `check`, asked about its transaction.
 
-        Returns at once if the transaction is open in the partition, so that it was verified before.
+        Returns at once if the transaction is open in the partition, and was verified there for the same owner.
 
         Raises:
             InvalidTxnState, InvalidProducerEpoch: the transaction is not open, or the partition was not added to it.
@@ -323,12 +329,11 @@ class ProducerChecks:
         key = self._image().producer_id_key
         found = partition.log.producers.transactions.get(producer_id)
         is_bound = key is not None and key.is_bound(producer_id)
-        if (
-            found is not None
-            and found.epoch == producer_epoch
-            and (is_bound or self._verified.get(place) == (producer_id, producer_epoch, owner))
-        ):
-            return
+        if found is not None and found.epoch == producer_epoch:
+            if is_bound and partition.verified_owners.get(producer_id) == (producer_epoch, owner):
+                return
+            if not is_bound and self._verified.get(place) == (producer_id, producer_epoch, owner):
+                return
         try:
             await self._verifier.verify(
                 transaction_pb2.VerifyTransactionRequest(
@@ -342,7 +347,9 @@ class ProducerChecks:
             )
         except TransactionAbortable as error:  # the partition's own answer, once it has the marker
             raise InvalidProducerEpoch(str(error)) from None
-        if not is_bound:
+        if is_bound:
+            _remember(partition, producer_id, producer_epoch, owner)
+        else:
             self._verified[place] = producer_id, producer_epoch, owner
 
     async def epoch_of(
@@ -371,6 +378,14 @@ class ProducerChecks:
             )
         except TransactionAbortable as error:  # as in `verify`
             raise InvalidProducerEpoch(str(error)) from None
+
+
+def _remember(partition: Partition, producer_id: int, producer_epoch: int, owner: ProducerOwner) -> None:
+    verified, open_now = partition.verified_owners, partition.log.producers.transactions
+    verified[producer_id] = producer_epoch, owner
+    if len(verified) > len(open_now) + MAX_CLOSED:
+        for closed in [each for each in verified if each not in open_now and each != producer_id]:
+            del verified[closed]
 
 
 def _owner_of(head: log_pb2.ProduceRequest) -> ProducerOwner | None:

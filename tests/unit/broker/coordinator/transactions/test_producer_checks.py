@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 
+from broker.coordinator.transactions import verifier
 from broker.coordinator.transactions.coordinator import verify, verify_stage
 from broker.coordinator.transactions.transaction import Sink, Stage, State, Transaction
 from broker.coordinator.transactions.verifier import ProducerChecks
@@ -159,6 +160,47 @@ def test_nobody_writes_into_the_open_transaction_of_another_owner(tmp_path: Path
         assert await made.send(stolen, caller(), transactional_id="mallorys", sink_id="s") == "INVALID_REQUEST"
         assert await made.send(transactional(victim, sequence=1), owner, transactional_id="payments") == "NONE"
         assert made.partition.log_end_offset == 2
+
+    run(tmp_path, scenario)
+
+
+def test_an_owner_whose_name_was_chosen_to_match_an_id_does_not_write_into_its_transaction(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that may write as all transactional ids of a prefix tries names until one has the tag of another's id."""
+    monkeypatch.setattr(ProducerIdKey, "_tag", lambda key, number, owner: 5)
+
+    async def scenario(made: World) -> None:
+        victim = KEY.bind(200, PAYMENTS)
+        made.coordinators.open("payments", victim)
+        for sequence in range(2):
+            batch = transactional(victim, sequence=sequence)
+            assert await made.send(batch, EVERYTHING_ALLOWED, transactional_id="payments") == "NONE"
+            stolen = transactional(victim, sequence=sequence + 1)
+            assert await made.send(stolen, caller(), transactional_id="mallorys") == "INVALID_PRODUCER_ID_MAPPING"
+        made.coordinators.open("mallorys", victim + 1)
+        assert await made.send(stolen, caller(), transactional_id="mallorys") == "INVALID_PRODUCER_ID_MAPPING"
+        assert made.partition.log_end_offset == 2
+
+    run(tmp_path, scenario)
+
+
+def test_what_is_remembered_of_verified_transactions_is_bounded_by_the_open_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verifier, "MAX_CLOSED", 3)
+
+    async def scenario(made: World) -> None:
+        for number in range(200, 220):
+            owner = ProducerOwner.transactional(f"payments-{number}")
+            made.coordinators.open(owner.name, KEY.bind(number, owner), partition=0)
+            batch = transactional(KEY.bind(number, owner))
+            assert await made.send(batch, EVERYTHING_ALLOWED, transactional_id=owner.name) == "NONE"
+            if number < 210:
+                made.partition.log.producers.transactions.end(KEY.bind(number, owner), number)
+        open_now = len(made.partition.log.producers.transactions)
+        assert open_now == 10
+        assert len(made.partition.verified_owners) <= open_now + 3
 
     run(tmp_path, scenario)
 
