@@ -137,7 +137,7 @@ class Partition:
         self.traces = host.traces(log.topic, log.partition)
         """Makes the spans of its records; None: this node does not trace."""
         self.verified_owners: dict[int, tuple[int, ProducerOwner]] = {}
-        """By producer id: the epoch and owner of a transaction that its coordinator has confirmed (`ProducerChecks`)."""
+        """By producer id: epoch and owner of a transaction that its coordinator has confirmed; see `ProducerChecks`."""
         self.leader_epoch: int = NO_LEADER_EPOCH
         self.refused_by: RaftlogError | None = NotLeader(f"{self.topic_partition}: its leader is not known yet")
         """Why this broker serves no clients, lease or not; None while it leads."""

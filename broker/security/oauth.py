@@ -30,7 +30,7 @@ import socket
 import ssl
 import time
 from collections.abc import Callable
-from ipaddress import ip_address
+from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 from pathlib import Path
 from typing import Final, NamedTuple
 from urllib.parse import unquote, urlsplit
@@ -302,12 +302,28 @@ def _checked_address(host: str, port: int, *, private: bool) -> str:
     """
     found = [str(each[4][0]) for each in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
     for address in found:
-        if not private and not ip_address(address.partition("%")[0]).is_global:
+        if not private and not is_public(ip_address(address.partition("%")[0])):
             raise InvalidConfig(
                 f"{host} has the address {address}, which is not public; set "
                 "sasl.oauthbearer.private.addresses.allow = true if the issuer is in your own network"
             )
     return found[0]
+
+
+_WITH_IPV4: Final = (IPv6Network("64:ff9b::/96"), IPv6Network("::/96"))
+"""IPv6 addresses whose last four bytes are an IPv4 address, which a gateway or the host may reach: those of NAT64
+(RFC 6052) and the IPv4-compatible ones (RFC 4291)."""
+
+
+def is_public(address: IPv4Address | IPv6Address) -> bool:
+    """Whether an address is one host of the public internet; of an IPv6 address that stands for an IPv4 one, that."""
+    if isinstance(address, IPv6Address):
+        inner = address.ipv4_mapped or address.sixtofour
+        if inner is None and any(address in network for network in _WITH_IPV4):
+            inner = IPv4Address(address.packed[-4:])
+        if inner is not None:
+            return is_public(inner)
+    return address.is_global and not address.is_multicast
 
 
 def _path_of(url: str) -> Path:

@@ -123,7 +123,7 @@ def up(
         if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup: stays ignored
             signal.signal(number, on_signal)
     if data is not None:
-        data.mkdir(parents=True, exist_ok=True)
+        data.mkdir(parents=True, exist_ok=True, mode=0o700)
     config: dict[str, str | bool] = {_FACTOR: str(min(nodes, REPLICAS)), **key_value_pairs(settings or [])}
     if insecure:
         config["insecure"] = True

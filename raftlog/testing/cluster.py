@@ -304,7 +304,7 @@ class Cluster:
         """At the first start, create the directory and configure every server."""
         if self._layout is not None and self.directory.exists():
             return
-        self.directory.mkdir(parents=True, exist_ok=True, mode=0o700 if self._temporary else 0o777)
+        self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         layout = open_layout(
             self.directory, len(self._servers), self._controllers, self._dedicated_controllers, self._port
         )

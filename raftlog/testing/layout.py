@@ -80,8 +80,14 @@ class Layout:
     def store(self, directory: Path) -> None:
         """Write the layout to its file."""
         aside = directory / f"{LAYOUT_FILE}.tmp"
-        aside.write_text(json.dumps(asdict(self), indent=2) + "\n")
+        with open(aside, "w", encoding="utf-8", opener=private) as out:
+            out.write(json.dumps(asdict(self), indent=2) + "\n")
         aside.replace(directory / LAYOUT_FILE)
+
+
+def private(path: str, flags: int) -> int:
+    """Open a file as `open` does with this `opener`: a new one is its owner's alone, as a server's files are."""
+    return os.open(path, flags, 0o600)
 
 
 def write_users(file: Path, users: Mapping[str, str]) -> Path:
@@ -91,7 +97,7 @@ def write_users(file: Path, users: Mapping[str, str]) -> Path:
         f"{json.dumps(user, ensure_ascii=False)} = {json.dumps(users[user], ensure_ascii=False)}" for user in users
     ]
     aside = file.with_suffix(".tmp")
-    with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as out:
+    with open(aside, "w", encoding="utf-8", opener=private) as out:
         out.write("\n".join(lines).replace("\x7f", "\\u007f") + "\n")
     aside.replace(file)
     return file

@@ -15,6 +15,7 @@ from typing import IO
 
 from raftlog._installed import dependent_server_command, server_environment
 from raftlog.errors import RaftlogError
+from raftlog.testing.layout import private
 
 ConfigValue = str | int | float | bool
 
@@ -157,8 +158,8 @@ class ServerProcess:
     def _acquire(self) -> None:
         if self._lock is not None:
             return
-        self.directory.mkdir(parents=True, exist_ok=True)
-        lock = (self.directory / "lock").open("a+")
+        self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        lock = open(self.directory / "lock", "a+", opener=private)  # noqa: SIM115 # held as long as the server runs
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -178,9 +179,9 @@ class ServerProcess:
         return self.directory / "ready.json"
 
     def _launch(self) -> None:
-        self.data_directory.mkdir(parents=True, exist_ok=True)
+        self.data_directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._ready_file.unlink(missing_ok=True)
-        self.config_file.write_text(self._toml())
+        self._write_config()
         self._log_begins_at = self.log_file.stat().st_size if self.log_file.exists() else 0
         command = dependent_server_command("--config", str(self.config_file), "--ready-file", str(self._ready_file))
         self._process = _starter.submit(self._spawn, command).result()
@@ -201,7 +202,7 @@ class ServerProcess:
             picked, kafka_picked = (int(ready.get(key, "").rpartition(":")[2] or 0) for key in ("bootstrap", "kafka"))
             if (picked, kafka_picked) != (self._port, self._kafka_port):  # later starts use the same ports
                 self._port, self._kafka_port = picked, kafka_picked
-                self.config_file.write_text(self._toml())
+                self._write_config()
 
     def kill(self) -> None:
         """End the process with SIGKILL."""
@@ -261,7 +262,7 @@ class ServerProcess:
         return "\n".join(lines[-_LOG_TAIL_LINES:])
 
     def _spawn(self, command: list[str]) -> subprocess.Popen[bytes]:
-        with self.log_file.open("ab") as log:
+        with open(self.log_file, "ab", opener=private) as log:
             return subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -284,6 +285,10 @@ class ServerProcess:
             if tail
             else (f"server {self.node_id} {what}; its log, {self.log_file}, is empty")
         )
+
+    def _write_config(self) -> None:
+        with open(self.config_file, "w", opener=private) as out:
+            out.write(self._toml())
 
     def _toml(self) -> str:
         config: dict[str, ConfigValue] = {"node.id": self.node_id}

@@ -112,6 +112,22 @@ def test_the_constructor_makes_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     assert list(tmp_path.iterdir()) == []
 
 
+def test_its_directories_and_files_are_their_owners_alone(tmp_path: Path) -> None:
+    """What the servers write, and what starts them: settings, and logs with the names of users and topics."""
+    before = os.umask(0)
+    try:
+        config = {"audit.topic.enable": True, "authorizer": "acl", "super.users": "User:admin"}
+        with Cluster(directory=tmp_path / "data", users={"admin": "secret"}, kafka=True, config=config) as cluster:
+            with raftlog.Admin(cluster.bootstrap, config=cluster.client_config_of("admin")) as admin:
+                admin.create_topic("t")
+            found = [cluster.directory, *cluster.directory.rglob("*")]
+            open_to_others = {str(path): oct(path.stat().st_mode) for path in found if path.stat().st_mode & 0o077}
+            assert open_to_others == {}
+            assert len(found) > 20
+    finally:
+        os.umask(before)
+
+
 def test_a_failed_start_quotes_its_own_lines_and_the_error_last(tmp_path: Path) -> None:
     log = tmp_path / "node-1" / "server.log"
     log.parent.mkdir()

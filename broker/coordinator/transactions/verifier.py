@@ -19,8 +19,8 @@ What `ProducerChecks` does with a batch, from metadata.version 5 on:
     transactional    its coordinator says that it is not            InvalidTxnState, InvalidProducerEpoch
     transactional    its coordinator does not answer                CoordinatorLoadInProgress
 
-The tag in an id does not suffice for transactions: clients choose the names of their transactional ids and sinks, and of
-some millions of names one has the tag of a given id.
+The tag in an id does not suffice for transactions: clients choose the names of their transactional ids and sinks, and
+one of some millions of names has the tag of a given id.
 
 An id from before the cluster had its secret is bound to no owner. Its plain batches are accepted as before, and each
 stream has the coordinator asked about its transactions. InitProducerId replaces such an id.

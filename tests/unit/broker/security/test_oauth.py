@@ -6,7 +6,9 @@ import base64
 import hashlib
 import hmac
 import json
+import socket
 import time
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ import pytest
 from joserfc import jwt
 from joserfc.jwk import ECKey, OctKey, RSAKey
 
-from broker.security.oauth import Bearers, OauthConfig, fetch_keys, keys_of, token_of
+from broker.security.oauth import Bearers, OauthConfig, fetch_keys, is_public, keys_of, token_of
 from raftlog.errors import AuthenticationFailed, BrokerOverloaded, InvalidConfig
 from tests.support.issuer import AUDIENCE, ISSUER, Issuer, message_of, web_server
 from tests.support.scram_parts import Hands
@@ -229,6 +231,38 @@ def test_private_addresses_are_asked_only_if_allowed_and_redirects_are_not_follo
             fetch_keys(allowed._replace(jwks_endpoint_url=f"{base}/large"))
     with pytest.raises(InvalidConfig, match="does not answer"):
         fetch_keys(allowed)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "127.0.0.1",
+        "169.254.169.254",
+        "224.0.0.1",
+        "::ffff:10.0.0.1",
+        "::127.0.0.1",  # IPv4-compatible
+        "64:ff9b::a9fe:a9fe",  # NAT64 of 169.254.169.254
+        "2002:7f00:1::1",  # 6to4 of 127.0.0.1
+        "ff0e::1",
+        "fe80::1%eth0",
+    ],
+)
+def test_an_address_that_stands_for_a_private_one_is_not_asked(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    """A name server that answers with such an address must not make the broker ask its own network."""
+    found = [(socket.AF_INET6, socket.SOCK_STREAM, 6, "", (address, 443))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+
+    def connect(*_: object) -> None:
+        raise AssertionError("it was asked")
+
+    monkeypatch.setattr(socket, "create_connection", connect)
+    with pytest.raises(InvalidConfig, match="not public"):
+        fetch_keys(config("https://issuer.test/keys"))
+
+
+def test_public_addresses_are_asked() -> None:
+    for address in ("8.8.8.8", "2001:4860:4860::8888", "64:ff9b::808:808", "2002:808:808::1"):
+        assert is_public(ip_address(address))
 
 
 @pytest.mark.parametrize(

@@ -167,7 +167,7 @@ def test_nobody_writes_into_the_open_transaction_of_another_owner(tmp_path: Path
 def test_an_owner_whose_name_was_chosen_to_match_an_id_does_not_write_into_its_transaction(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A client that may write as all transactional ids of a prefix tries names until one has the tag of another's id."""
+    """A client with a permission for a prefix of transactional ids tries names until one has the tag of another's."""
     monkeypatch.setattr(ProducerIdKey, "_tag", lambda key, number, owner: 5)
 
     async def scenario(made: World) -> None:
