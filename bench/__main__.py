@@ -10,7 +10,6 @@ from functools import partial
 from bench import (
     brokers,
     catch_up,
-    client_options,
     compaction,
     compare,
     connections,
@@ -28,8 +27,10 @@ from bench import (
     scale,
     scrape,
     sdk,
+    security,
     small,
     spark,
+    tracing,
     transactions,
 )
 from bench.report import Report, touch_memory
@@ -37,7 +38,7 @@ from bench.report import Report, touch_memory
 SUITES = {
     "produce": produce.run,
     "sdk": sdk.run,
-    "tracing": client_options.run_tracing,
+    "tracing": tracing.run,
     "footprint": footprint.run,
     "quorum": quorum.run,
     "replication": produce.run_replicated,
@@ -55,7 +56,8 @@ SUITES = {
     "brokers": brokers.run,
     "topics": brokers.run_topics,
     "transactions": transactions.run,
-    "tls": client_options.run_tls,
+    "security": security.run,
+    "security-replicated": security.run_replicated,
     "quotas": quotas.run,
     "hostile": hostile.run,
     "spark": spark.run,

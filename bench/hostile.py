@@ -1,4 +1,4 @@
-"""Hostile clients: five attacks at once against three secured servers, beside honest clients; and what defence costs.
+"""Hostile clients: five attacks at once against three secured servers, beside honest clients.
 
 The servers use TLS, logins, ACLs and quotas. The attacks are those of strangers and of a user with few rights:
 
@@ -28,7 +28,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from statistics import median
@@ -221,7 +221,7 @@ class Memory(threading.Thread):
 
 
 def run(report: Report) -> None:
-    """Each attack alone, and all at once; what authorisation costs."""
+    """Each attack alone, and all at once."""
     for attacks in (*((name,) for name in ATTACKS), ATTACKS):
         with secured_cluster() as cluster:
             prepare(cluster)
@@ -246,41 +246,6 @@ def run(report: Report) -> None:
         failed = len(figures.failures)
         report.add("hostile", f"{what}: errors of honest clients", f"{failed}", "0", failed == 0)
         report.add("hostile", f"{what}: what the attackers saw", json.dumps(figures.done))
-    _authorisation(report)
-
-
-AUTHORISED: Final = 0.95
-AUTHORISED_ROUNDS: Final = 5
-BATCH_BYTES: Final = 64 << 10
-BATCHES: Final = 1_000
-
-
-def _authorisation(report: Report) -> None:
-    """Produce as a user with an ACL, with and without an authorizer, by turns; 64 KiB batches over TLS."""
-    value = os.urandom(BATCH_BYTES - 200)
-    rates: dict[str, list[float]] = {"none": [], "acl": []}
-    with ExitStack() as stack:
-        producers = {}
-        for name in rates:
-            config = {"authorizer": name, "super.users": "User:admin"} if name == "acl" else {}
-            cluster = stack.enter_context(Cluster(1, users=USERS, config=config))
-            with Admin(cluster.bootstrap, config=cluster.client_config_of("admin")) as admin:
-                admin.create_topic(TOPIC)
-                if name == "acl":
-                    admin.create_acls(AclBinding("User:honest", AclOperation.WRITE, ResourceType.TOPIC, TOPIC))
-            options = {"batch.size": BATCH_BYTES, "linger.ms": 0, **cluster.client_config_of("honest")}
-            producers[name] = stack.enter_context(Producer(cluster.bootstrap, config=options))
-        for number in range(AUTHORISED_ROUNDS + 1):
-            for name, producer in list(producers.items()) if number % 2 else reversed(list(producers.items())):
-                begun_s = time.monotonic()
-                for _ in range(BATCHES):
-                    producer.send(TOPIC, value)
-                producer.flush(120)
-                if number:  # the first round warms up
-                    rates[name].append(BATCHES * BATCH_BYTES / (time.monotonic() - begun_s) / 1e6)
-    share = median(mine / theirs for mine, theirs in zip(rates["acl"], rates["none"], strict=True))
-    figure = f"{share:.3f} of the throughput without it, {median(rates['acl']):.0f} MB/s"
-    report.add("hostile", "authorisation, 64 KiB batches over TLS", figure, f">= {AUTHORISED:g}", share >= AUTHORISED)
 
 
 # Attackers, each in a process of its own

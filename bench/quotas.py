@@ -1,9 +1,6 @@
-"""Quotas: what they cost the produce path, and what a tenant over its quota takes from another one.
+"""Quotas: what a tenant over its quota takes from another one. `bench/security.py` measures what quotas cost.
 
-The cost is CPU time of the server for batches of 64 KiB, without a quota and with quotas that are never reached, in
-pairs of rounds whose order alternates. CPU time depends less than the clock does on what else the machine runs.
-
-Fairness: an honest tenant produces alone, then beside one that sends ten times its quota, in pairs. What is left of the
+An honest tenant produces alone, then beside one that sends ten times its quota, in pairs. What is left of the
 honest one's rate, and how its latency grows, are ratios of the same run.
 """
 
@@ -15,8 +12,6 @@ import time
 from statistics import median
 from typing import Final
 
-import psutil
-
 from bench.report import Report, quantile
 from raftlog import Admin, Producer, QuotaEntity
 from raftlog.testing import Cluster
@@ -24,10 +19,6 @@ from raftlog.testing import Cluster
 TOPIC: Final = "quotas"
 BATCH_BYTES: Final = 64 << 10
 VALUE: Final = os.urandom(BATCH_BYTES - 200)
-BATCHES: Final = 1_500
-ROUNDS: Final = 11
-COST: Final = 1.02
-"""At most two percent."""
 FAIR_S: Final = 4.0
 FAIR_ROUNDS: Final = 5
 GREEDY_RATE: Final = 1_000_000.0
@@ -40,43 +31,7 @@ def run(report: Report) -> None:
     """Use one server; fsyncs are the disk's own."""
     with Cluster(nodes=1, config={"quota.window.num": 1}) as cluster, Admin(cluster.bootstrap) as admin:
         admin.create_topic(TOPIC, partitions=1)
-        _cost(cluster, admin, report)
         _fairness(cluster, admin, report)
-
-
-def _cost(cluster: Cluster, admin: Admin, report: Report) -> None:
-    server = psutil.Process(cluster.pid(1))
-    unreached = {"producer_byte_rate": 1e12, "consumer_byte_rate": 1e12, "request_percentage": 100_000.0}
-    ways: dict[str, dict[str, float | None]] = {
-        "without a quota": dict.fromkeys(unreached),
-        "byte rates": {"producer_byte_rate": 1e12, "consumer_byte_rate": 1e12, "request_percentage": None},
-        "byte rates and request_percentage": dict(unreached),
-    }
-    spent: dict[str, list[float]] = {name: [] for name in ways}
-    with Producer(cluster.bootstrap, batch_size=BATCH_BYTES, linger_ms=0, compression_type="none") as producer:
-        for number in range(ROUNDS + 1):
-            for name, values in list(ways.items()) if number % 2 else reversed(list(ways.items())):
-                admin.alter_client_quotas({QuotaEntity(user=""): values})
-                before = server.cpu_times()
-                for _ in range(BATCHES):
-                    producer.send(TOPIC, VALUE)
-                producer.flush(120)
-                after = server.cpu_times()
-                if number:  # the first round warms up
-                    spent[name].append(after.user + after.system - before.user - before.system)
-    admin.alter_client_quotas({QuotaEntity(user=""): dict.fromkeys(unreached)})
-    (_, base), *others = spent.items()
-    for name, costs in others:
-        ratio = median(mine / theirs for mine, theirs in zip(costs, base, strict=True))
-        figure = f"{ratio:.3f} times, {1e6 * median(costs) / BATCHES:.0f} us of CPU a batch"
-        target = name == "byte rates"
-        report.add(
-            "quotas",
-            f"produce, 64 KiB, {name}",
-            figure,
-            f"<= {COST:g} times" if target else "",
-            ratio <= COST if target else None,
-        )
 
 
 def _fairness(cluster: Cluster, admin: Admin, report: Report) -> None:
