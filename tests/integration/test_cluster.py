@@ -116,7 +116,7 @@ def test_its_directories_and_files_are_their_owners_alone(tmp_path: Path) -> Non
     """What the servers write, and what starts them: settings, and logs with the names of users and topics."""
     before = os.umask(0)
     try:
-        config = {"audit.topic.enable": True, "authorizer": "acl", "super.users": "User:admin"}
+        config: dict[str, str | bool] = {"authorizer": "acl", "super.users": "User:admin", "audit.topic.enable": True}
         with Cluster(directory=tmp_path / "data", users={"admin": "secret"}, kafka=True, config=config) as cluster:
             with raftlog.Admin(cluster.bootstrap, config=cluster.client_config_of("admin")) as admin:
                 admin.create_topic("t")
