@@ -266,6 +266,21 @@ class Fetch:
             "responses": attempt.responses(session, everything=is_first),
         }
 
+    def held(self, request: Fields, version: int, who: Caller) -> Fields:
+        """Return the response to a client that is over its quota: it has no records, and a session goes on (KIP-219).
+
+        A request that would begin a session begins none; clients take the empty answer for what it is, and ask again.
+        """
+        session_id = NO_SESSION
+        if request["session_epoch"] not in (FULL_EPOCH, NO_EPOCH):
+            try:
+                session, _ = self.sessions.enter(request, version, who.principal)
+            except Refusal as refusal:
+                return {"error_code": refusal.code, "session_id": NO_SESSION, "responses": []}
+            assert session is not None, "only a full request is without one"
+            session_id = session.id
+        return {"session_id": session_id, "responses": []}
+
     async def read_one(
         self,
         wanted: _Part,

@@ -479,6 +479,10 @@ class _Connection:
                         continue
                     head = await self._head(size)
                     key, version, correlation_id = _HEAD.unpack_from(head)
+                if key == api.PRODUCE:  # whose client is known by now, unless this is its first request
+                    self._note_client(self._client.client_id)
+                    if self._share_debt(PRODUCER_BYTE_RATE) > 0:
+                        await self._muted()
                 self.busy = True
                 pieces, left = [head], size - len(head)
                 async with asyncio.timeout(FRAME_S):
@@ -550,8 +554,11 @@ class _Connection:
             return
         await self._all_left(0)
         if key == api.FETCH:
-            response, delay_ms = await self._charged(who, self._listener.fetch.serve(body, version, who))
-            self._charge_fetch(response, delay_ms)
+            if (owed_ms := self._share_debt(CONSUMER_BYTE_RATE)) > 0:
+                response = {**self._listener.fetch.held(body, version, who), "throttle_time_ms": whole_ms(owed_ms)}
+            else:
+                response, delay_ms = await self._charged(who, self._listener.fetch.serve(body, version, who))
+                self._charge_fetch(response, delay_ms)
         elif key == api.SASL_HANDSHAKE:
             response = self._session.handshake(body, version)
         elif key == api.SASL_AUTHENTICATE:
@@ -595,6 +602,19 @@ class _Connection:
         self._listener.counters.produces_unanswered += 1
         self._news.set()
         await self._all_left(MAX_UNANSWERED - 1)
+
+    def _share_debt(self, bytes_key: str) -> float:
+        """Read nothing more while the client owes time for requests of other connections, which a new one does not end.
+
+        Return for how many ms. `bytes_key`: the quota of what this request would transfer.
+        """
+        quotas = self._listener.quotas
+        if quotas is None:
+            return 0.0
+        owed = {key: quotas.held_ms(self._client, key) for key in (bytes_key, REQUEST_PERCENTAGE)}
+        for key, owed_ms in owed.items():
+            self._mute(owed_ms, key)
+        return max(owed.values())
 
     async def _charged(self, who: Caller, work: Awaitable[T]) -> tuple[T, float]:
         """Await the work of a request, and charge the time of the event loop that it takes.

@@ -142,6 +142,7 @@ class FetchSession:
         try:
             while not self._requests_done:
                 begun_s, self._waited_s = time.monotonic(), 0.0
+                self._hold_for_debt()
                 frames = await self._next_frames()
                 built_s = time.monotonic()
                 worked_s = built_s - begun_s - self._waited_s
@@ -320,17 +321,30 @@ class FetchSession:
             await self._changed.wait()
         return True
 
+    def _hold_for_debt(self) -> None:
+        """Hold what follows while the client owes time for messages of other streams, which a new one does not end."""
+        if self._account is None or self._held_until_ms:
+            return
+        _, delay_ms = self._account.charge(0, 0.0)
+        if delay_ms > 0:
+            self._hold(delay_ms)
+
+    def _hold(self, delay_ms: float) -> None:
+        assert self._quotas is not None, "without quotas there is no delay"
+        self._held_until_ms = self._quotas.now_ms() + delay_ms
+        self._look_again(delay_ms)
+
     def _charge(self, frames: list[Frame], took_s: float) -> None:
         """Charge a message that is about to leave; note the delay in it, and hold what follows."""
-        quotas = self._quotas
-        if quotas is None or self._account is None:
+        if self._account is None:
             return
         _, delay_ms = self._account.charge(sum(len(frame.records) for frame in frames), took_s * 1_000)
         if delay_ms <= 0:
             return
         frames[-1].head.throttle_time_ms = whole_ms(delay_ms)
-        self._held_until_ms = quotas.now_ms() + delay_ms
-        self._look_again(delay_ms)
+        if self._unholding is not None:  # refusals leave while records are held
+            self._unholding.cancel()
+        self._hold(delay_ms)
 
     def _look_again(self, delay_ms: float) -> None:
         self._unholding = asyncio.get_running_loop().call_later(min(delay_ms, LOOK_AGAIN_MS) / 1_000, self._unhold)

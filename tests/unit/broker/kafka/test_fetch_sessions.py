@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from broker.kafka import errors, fetch
 from broker.kafka.codec import Fields
 from broker.kafka.fetch import FULL_EPOCH, NO_EPOCH, Refusal, Sessions, _Part, _Session
+from broker.security.caller import Caller
+from raftmeta.image import MetadataImage
 
 NAMES, IDS = 12, 13
 TOPIC_ID = b"t" * 16
@@ -168,3 +171,19 @@ def test_only_news_are_sent() -> None:
     assert part.is_news(result(code=errors.NOT_LEADER_OR_FOLLOWER))
     assert part.is_news(result(6)), "the client has heard of an error since"
     assert part.is_news({**result(6), "preferred_read_replica": 2})
+
+
+def test_a_client_over_its_quota_keeps_its_session() -> None:
+    """KIP-219: an empty response; the session's epoch moves on as the client's does, and no session is begun."""
+    nothing = cast(Any, SimpleNamespace(lease=None, counters=None))
+    served = fetch.Fetch(nothing, MetadataImage, nothing)
+    who = Caller("User:a")
+    assert served.held(request(parts=(0,)), NAMES, who) == {"session_id": 0, "responses": []}
+    assert len(served.sessions) == 0
+    session = begun(served.sessions)
+    assert served.held(request(session.id, 1, parts=(2,)), NAMES, who) == {"session_id": session.id, "responses": []}
+    _, parts = served.sessions.enter(request(session.id, 2), NAMES, "User:a")
+    assert numbers(parts) == [0, 1, 2]
+    assert served.held(request(session.id, 2), NAMES, who)["error_code"] == errors.INVALID_FETCH_SESSION_EPOCH
+    other = served.held(request(session.id, 3), NAMES, Caller("User:b"))
+    assert other["error_code"] == errors.FETCH_SESSION_ID_NOT_FOUND

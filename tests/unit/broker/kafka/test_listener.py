@@ -31,7 +31,7 @@ from broker.security.caller import Caller
 from broker.security.client_listener import ClientSecurity
 from broker.server.lease import Wake
 from raftmeta.image import MetadataImage
-from raftmeta.quotas import REQUEST_PERCENTAGE, QuotaEntity
+from raftmeta.quotas import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, REQUEST_PERCENTAGE, QuotaEntity
 from tests.support.fake_authorizer import FakeAuthorizer
 from tests.support.scram_parts import Book, Hands
 
@@ -70,7 +70,14 @@ class SlowProduce:
 
 
 class EmptyFetch:
+    def __init__(self) -> None:
+        self.served = 0
+
     async def serve(self, request: Fields, version: int, who: Caller) -> Fields:
+        self.served += 1
+        return {"responses": []}
+
+    def held(self, request: Fields, version: int, who: Caller) -> Fields:
         return {"responses": []}
 
 
@@ -81,6 +88,8 @@ class Client:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self.writer = writer
+        self.body = b""
+        """Of the last response."""
 
     def send(self, key: int, version: int, correlation_id: int, request: Fields) -> None:
         body = b"".join(messages.REQUESTS[key].encode(request, version))
@@ -95,7 +104,7 @@ class Client:
     async def received(self) -> int:
         """Return the correlation id of the next response."""
         size, correlation_id = struct.unpack(">ii", await self._reader.readexactly(8))
-        await self._reader.readexactly(size - 4)
+        self.body = await self._reader.readexactly(size - 4)
         return int(correlation_id)
 
     async def is_closed(self) -> bool:
@@ -111,6 +120,7 @@ class Bed:
     def __init__(self, door: Door) -> None:
         self.lease = HeldLease()
         self.produce = SlowProduce()
+        self.fetch = EmptyFetch()
         self.counters = Counters()
 
         self.answer: Fields = {}
@@ -129,7 +139,7 @@ class Bed:
         self.listener = KafkaListener(
             handlers,
             cast(Produce, self.produce),
-            cast(Fetch, EmptyFetch()),
+            cast(Fetch, self.fetch),
             self.lease,
             self.counters,
             max_frame_bytes=1 << 20,
@@ -530,6 +540,44 @@ def test_the_time_of_the_event_loop_is_charged_told_and_then_the_client_is_not_r
         assert bed.counters.request("Kafka.Fetch").outcomes["NONE"] == 0
         bed.image = MetadataImage()
         assert [await client.received() for _ in range(2)] == [4, 5]
+
+    run(scenario)
+
+
+def test_a_new_connection_gets_no_records_before_the_debt_of_others_is_paid() -> None:
+    """Else a client over its quota would connect again and again, and get a response of records each time."""
+
+    async def scenario(bed: Bed) -> None:
+        bed.image = replace(bed.image, quotas={QuotaEntity(client_id="c"): {CONSUMER_BYTE_RATE: 1_000.0}})
+        quotas = bed.listener.quotas
+        assert quotas is not None
+        quotas.fetched(Caller(client_id="c"), 10_000)
+        client = await bed.client()
+        served = bed.fetch.served
+        client.fetch(1)
+        assert await client.received() == 1
+        assert bed.fetch.served == served
+        assert client.body[:4] >= struct.pack(">i", 8_900), "throttle_time_ms"
+
+    run(scenario)
+
+
+def test_a_new_connection_is_not_read_before_the_debt_of_others_is_paid() -> None:
+    """Once it has said its client id: a producer would connect again and again, and have a batch appended each time."""
+
+    async def scenario(bed: Bed) -> None:
+        bed.image = replace(bed.image, quotas={QuotaEntity(client_id="c"): {PRODUCER_BYTE_RATE: 1_000.0}})
+        quotas = bed.listener.quotas
+        assert quotas is not None
+        quotas.produced(Caller(client_id="c"), 10_000)
+        client = await bed.client()
+        client.send(messages.METADATA, 1, 1, {"topics": None})
+        assert await client.received() == 1
+        client.produce(2)
+        await asyncio.sleep(0.05)
+        assert bed.produce.begun == []
+        bed.image = MetadataImage()
+        await until(lambda: len(bed.produce.begun) == 1)
 
     run(scenario)
 

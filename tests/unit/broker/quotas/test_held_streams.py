@@ -307,6 +307,29 @@ def test_a_stream_goes_on_with_its_debt_after_another_clients_rate_has_ended_old
     run(tmp_path, work)
 
 
+def test_new_fetch_streams_do_not_end_the_debt_of_an_earlier_one(tmp_path: Path) -> None:
+    """A consumer over its quota that opens stream after stream would get a message of each; many at once, too."""
+
+    async def work(made: World) -> None:
+        made.set(QuotaEntity("greedy"), **{CONSUMER_BYTE_RATE: RATE})
+        writer = made.client("User:writer")
+        for _ in range(5):
+            writer.send()
+        await writer.answers.wait_for(5)
+        readers = [made.client("User:greedy") for _ in range(10)]
+        for reader in readers:
+            reader.read()
+        await asyncio.sleep(3.0)
+        later = [made.client("User:greedy") for _ in range(10)]
+        for reader in later:
+            reader.read()
+        await asyncio.sleep(2.0)
+        messages = sum(len(reader.frames.written) for reader in (*readers, *later))
+        assert messages <= 1 + 5 + 1, "the burst of a second, five seconds, and one message that may exceed it"
+
+    run(tmp_path, work)
+
+
 @pytest.mark.parametrize("kind", ["produce", "fetch"])
 def test_a_removed_quota_lets_a_held_client_go_on(tmp_path: Path, kind: str) -> None:
     async def work(made: World) -> None:
