@@ -12,7 +12,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, NoReturn
 
 import grpc
@@ -222,9 +222,19 @@ class CallLimits(RewrittenHandlers):
 
     def served(self, who: Caller) -> float:
         """Count a request of a Kafka client; return for how many ms its connection is not to be read."""
-        if who.principal.startswith(NODE_PREFIX):
+        return self._served(who, "")
+
+    def member_said(self, who: Caller, host: str) -> float:
+        """Count a message of a group's member at an address; return for how many ms its stream is not to be read.
+
+        The rate is that of unary calls, and counts by itself: heartbeats of many members leave a user its calls.
+        """
+        return self._served(who if who.host else replace(who, host=host), " in groups")
+
+    def _served(self, who: Caller, where: str) -> float:
+        if who.principal.startswith(NODE_PREFIX) or (who.principal == ANONYMOUS and who.host == UNKNOWN_HOST):
             return 0.0
-        name = network_of(who.host) if who.principal == ANONYMOUS else who.principal
+        name = (network_of(who.host) if who.principal == ANONYMOUS else who.principal) + where
         delay_ms = self._calls.charge(name, self._clock.monotonic_ms())
         if delay_ms > 0:
             self._note(MAX_CALL_RATE, name, who.host)

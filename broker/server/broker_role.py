@@ -330,7 +330,7 @@ class BrokerRole:
         self._internal_topics = InternalTopics(metadata, config)
         self._services = Services(
             self._log_service,
-            GroupService(self._groups, self._internal_topics, config, self._verifier),
+            GroupService(self._groups, self._internal_topics, config, self._verifier, self._calls),
             TransactionService(
                 self._transactions,
                 self._markers,

@@ -16,6 +16,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any, Final, TypeVar
 
@@ -48,6 +49,7 @@ from broker.coordinator.groups.commands import (
 from broker.coordinator.groups.coordinators import GroupCoordinators, GroupShard, check_group_id
 from broker.coordinator.internal_topics import InternalTopics
 from broker.coordinator.transactions.verifier import TransactionVerifier
+from broker.net.calls import CallLimits
 from broker.net.interceptors import host_of
 from broker.net.services.calls import Answer, Call, Context, all_of, ask, end_stream, longest_wait_s
 from broker.partition.produce_session import ResponseWriter
@@ -312,8 +314,14 @@ class GroupSession:
     is_stream = True
 
     def __init__(
-        self, find_shard: Callable[[str], GroupShard], host: str, permissions: MemberPermissions | None = None
+        self,
+        find_shard: Callable[[str], GroupShard],
+        host: str,
+        permissions: MemberPermissions | None = None,
+        pace_ms: Callable[[], float] | None = None,
     ) -> None:
+        """`pace_ms`: counts a message, and returns for how many ms the next one is not to be read."""
+        self._pace_ms = pace_ms
         self._find_shard = find_shard
         self._host = host
         self._permissions = permissions
@@ -417,6 +425,8 @@ class GroupSession:
                     self.deliver(refusal)
                     continue
                 shard.submit(command, self)
+                if self._pace_ms is not None and (delay_ms := self._pace_ms()) > 0:
+                    await asyncio.sleep(delay_ms / 1_000)
                 while self._unanswered >= MAX_UNANSWERED:
                     self._room.clear()
                     await self._room.wait()
@@ -494,7 +504,10 @@ class GroupService(group_pb2_grpc.GroupServicer):
         topics: InternalTopics,
         config: BrokerConfig,
         transactions: TransactionVerifier,
+        calls: CallLimits | None = None,
     ) -> None:
+        """`calls`: bounds the messages of members; None: nothing does. A broker always has it."""
+        self._calls = calls
         self._coordinators = coordinators
         self._transactions = transactions
         self._topics = topics
@@ -535,8 +548,11 @@ class GroupService(group_pb2_grpc.GroupServicer):
             return BrokerOverloaded(f"this broker serves max.streams={self._config.max_streams} sessions already")
         self._sessions += 1
         try:
-            permissions = MemberPermissions.of(caller.get(), self._coordinators.topic_name)
-            await GroupSession(self._shard_of, host_of(context.peer()), permissions).run(requests, context)
+            who = caller.get()
+            permissions = MemberPermissions.of(who, self._coordinators.topic_name)
+            host = host_of(context.peer())
+            pace_ms = None if self._calls is None else partial(self._calls.member_said, who, host)
+            await GroupSession(self._shard_of, host, permissions, pace_ms).run(requests, context)
         except (InvalidRequestError, BrokerOverloaded) as error:
             return error
         finally:

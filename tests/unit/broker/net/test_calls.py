@@ -114,6 +114,18 @@ def test_requests_of_kafka_clients_have_the_same_rate_and_are_held_for_their_deb
     assert [limits.served(Caller("Node:1", "10.0.0.1")) for _ in range(100)] == [0.0] * 100
 
 
+def test_messages_of_group_members_have_the_rate_by_themselves() -> None:
+    limits = call_limits(call_rate=10)
+    mallory, stranger = Caller("User:mallory", "10.0.0.1"), Caller()
+    assert [limits.member_said(mallory, "10.0.0.1") for _ in range(49)] == [0.0] * 49
+    assert [limits.member_said(mallory, "10.0.0.1") for _ in range(5)][-1] > 300
+    assert limits.served(mallory) == 0.0, "calls of the same user"
+    assert limits.member_said(Caller("User:alice", "10.0.0.1"), "10.0.0.1") == 0.0
+    assert [limits.member_said(stranger, "10.0.0.2") for _ in range(54)][-1] > 300
+    assert limits.member_said(stranger, "10.0.0.3") == 0.0
+    assert [limits.member_said(stranger, UNKNOWN_HOST) for _ in range(60)] == [0.0] * 60
+
+
 def test_calls_without_a_login_close_their_connections_beyond_a_rate_and_shut_nobody_else_out() -> None:
     """A call that is refused for want of a login costs as much as others, and anyone can make it."""
     limits = call_limits(refused_rate=10)

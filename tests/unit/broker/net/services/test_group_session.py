@@ -57,7 +57,8 @@ class Served:
         self.shard = KeptCommands()
         self.requests: Requests[GroupRequest] = Requests()
         self.writer: Writer[GroupResponse] = Writer()
-        self.session = GroupSession(self._find, "10.0.0.1")
+        self.pace_ms = 0.0
+        self.session = GroupSession(self._find, "10.0.0.1", pace_ms=lambda: self.pace_ms)
         self.refusal: RaftlogError | None = None
         self.task = asyncio.ensure_future(self.session.run(aiter(self.requests), self.writer))
 
@@ -139,6 +140,29 @@ def test_a_client_that_breaks_the_protocol_is_refused(wrong: list[GroupRequest])
         with pytest.raises(InvalidRequestError):
             await served.end()
         assert len(served.shard.commands) == (2 if wrong[0] == JOIN else 0)  # a join is followed by the disconnection
+
+    run(scenario)
+
+
+def test_a_member_that_says_too_much_is_not_read_for_a_while() -> None:
+    """A flood of heartbeats or commits costs the event loop as much as one of calls, which has the same rate."""
+
+    async def scenario(served: Served) -> None:
+        served.requests.send(JOIN)
+        await settle()
+        served.session.deliver(ASSIGNMENT)
+        served.pace_ms = 1_000.0
+        for _ in range(3):
+            served.requests.send(HEARTBEAT)
+        await asyncio.sleep(2.5)
+        assert len(served.shard.commands) == 4
+        served.pace_ms = 0.0
+        for _ in range(20):
+            served.requests.send(HEARTBEAT)
+        await asyncio.sleep(1.5)
+        assert len(served.shard.commands) == 24
+        served.requests.end()
+        await served.end()
 
     run(scenario)
 
