@@ -63,7 +63,8 @@ from raftlog.errors import (
     from_wire,
 )
 from raftlog.format import Buffer
-from raftlog.format.header import NO_PRODUCER_ID, producer_of, says_transactional
+from raftlog.format.header import producer_of, says_transactional
+from raftlog.format.wire import MAX_PRODUCERS
 from raftlog.v1 import group_pb2, log_pb2, transaction_pb2
 from raftlog.v1.security_pb2 import Acl
 from raftmeta.features import PRODUCER_OWNERS_LEVEL, metadata_version
@@ -77,6 +78,8 @@ MAX_REMEMBERED: Final = 10_000
 REMEMBERED_MS: Final = 5 * 60_000
 """How long what was found out counts. It is true for longer: once the group is in the transaction its marker comes, and
 after it what is late is refused by the group, for as long as that remembers the marker (producer.id.expiration.ms)."""
+MAX_OWN: Final = 10 * MAX_PRODUCERS
+"""Plain producer ids that a stream remembers as the caller's own; beyond it, all of them are checked again."""
 CALL_S: Final = 2.0
 MAX_CLOSED: Final = 1_000
 """Of a partition's verified transactions, how many that are not open in its log are remembered."""
@@ -242,7 +245,8 @@ class TransactionVerifier:
 class ProducerChecks:
     """Checks the producer ids of one produce stream's batches; see the module.
 
-    Bounded: `_verified` has an entry only for partitions on this broker of topics that the caller may write.
+    Bounded: `_verified` has an entry only for partitions on this broker of topics that the caller may write, `_own`
+    MAX_OWN entries.
     """
 
     def __init__(self, who: Caller, image: Callable[[], MetadataImage], verifier: TransactionVerifier) -> None:
@@ -250,8 +254,8 @@ class ProducerChecks:
         self._verifier = verifier
         self._ids = Decisions.of(who, Acl.WRITE, Acl.TRANSACTIONAL_ID)
         self._principal = ProducerOwner.principal(who.principal)
-        self._own = NO_PRODUCER_ID
-        """The last plain id that was found to be the caller's."""
+        self._own: set[int] = set()
+        """Plain ids that were found to be the caller's; several producers may share the stream (docs/adr/0040)."""
         self._verified: dict[TopicPartition, tuple[int, int, ProducerOwner]] = {}
         """Transactions with an unbound id that their coordinators know to be open; the last one of each partition."""
 
@@ -271,9 +275,11 @@ class ProducerChecks:
         """Check a batch's producer id, as `check` does."""
         if transactional:
             self._check_transactional(head, producer_id)
-        elif producer_id != self._own and producer_id >= 0 and self._is_enforced:
+        elif producer_id >= 0 and producer_id not in self._own and self._is_enforced:
             self._check_bound(self._principal, producer_id)
-            self._own = producer_id
+            if len(self._own) >= MAX_OWN:
+                self._own.clear()
+            self._own.add(producer_id)
 
     @property
     def _is_enforced(self) -> bool:

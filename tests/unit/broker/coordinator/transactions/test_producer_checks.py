@@ -13,10 +13,10 @@ import pytest
 from broker.coordinator.transactions import verifier
 from broker.coordinator.transactions.coordinator import verify, verify_stage
 from broker.coordinator.transactions.transaction import Sink, Stage, State, Transaction
-from broker.coordinator.transactions.verifier import ProducerChecks
+from broker.coordinator.transactions.verifier import MAX_OWN, ProducerChecks
 from broker.partition.produce_session import ProduceSession
 from broker.security.caller import EVERYTHING_ALLOWED, Caller
-from raftlog.errors import CoordinatorLoadInProgress, RaftlogError
+from raftlog.errors import CoordinatorLoadInProgress, InvalidProducerIdMapping, RaftlogError
 from raftlog.format import Attributes
 from raftlog.format.wire import Produce
 from raftlog.v1 import common_pb2, log_pb2
@@ -241,6 +241,34 @@ def test_a_plain_id_belongs_to_the_principal_that_it_was_given_to(tmp_path: Path
         assert await made.send(batch_of(b"without an id"), caller()) == "NONE"
 
     run(tmp_path, scenario)
+
+
+def test_producers_that_share_a_stream_have_their_ids_checked_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An id is checked with an HMAC, and 32 producers of a call send by turns."""
+    checked: list[int] = []
+    owns = ProducerIdKey.owns
+
+    def counted(key: ProducerIdKey, owner: ProducerOwner, producer_id: int) -> bool:
+        checked.append(producer_id)
+        return owns(key, owner, producer_id)
+
+    monkeypatch.setattr(ProducerIdKey, "owns", counted)
+    image = MetadataImage(
+        features={METADATA_VERSION: PRODUCER_OWNERS_LEVEL}, next_producer_id=10_000, producer_id_key=KEY
+    )
+    checks = ProducerChecks(caller("User:alice"), lambda: image, cast(Any, Coordinators()))
+    head = log_pb2.ProduceRequest()
+    many = [KEY.bind(number, ALICE) for number in range(300, 300 + MAX_OWN)]
+    for _ in range(2):
+        for producer_id in many:
+            checks.check_id(head, producer_id, transactional=False)
+    assert checked == many
+    foreign = KEY.bind(300, MALLORY)
+    for _ in range(2):
+        with pytest.raises(InvalidProducerIdMapping):
+            checks.check_id(head, foreign, transactional=False)
+    checks.check_id(head, KEY.bind(300 + MAX_OWN, ALICE), transactional=False)
+    assert len(checks._own) <= MAX_OWN
 
 
 # Verification
