@@ -51,7 +51,7 @@ class Meter:
         at = number % SLOTS
         held, held_count, held_sum, largest = self._slots[at]
         if held == number:
-            self._slots[at] = (number, held_count + count, held_sum + value, max(largest, value))
+            self._slots[at] = (number, held_count + count, held_sum + value, value if value > largest else largest)
         else:
             self._slots[at] = (number, count, value, value)
 
@@ -155,9 +155,9 @@ class CallMetrics:
 
     def __init__(self, now_s: float) -> None:
         self.requests = Meter(now_s)
+        """The size of each request in bytes; 1 where sizes are not known."""
         self.latency_ms = Meter(now_s)
         self.errors = Meter(now_s)
-        self.bytes_out = Meter(now_s)
 
     def answered(self, latency_ms: float, now_s: float, *, failed: bool = False) -> None:
         """A request was answered, or (`failed`) was not."""
@@ -181,7 +181,8 @@ class CallMetrics:
     def show(self, now_s: float) -> dict[str, float]:
         """Return the metrics by name."""
         return {
-            **rate_and_total("request", self.requests, now_s),
+            "request-rate": self.requests.frequency(now_s),
+            "request-total": float(self.requests.count),
             **average_and_max("request-latency", self.latency_ms, now_s),
         }
 
@@ -208,7 +209,6 @@ class ProducerMetrics:
         self._record_bytes = Meter(now_s)
         self._compression = Meter(now_s)
         self._queue_ms = Meter(now_s)
-        self._requests_bytes = Meter(now_s)
         self._requests_records = Meter(now_s)
         self._splits = Meter(now_s)
         self._room_waits_s = Meter(now_s)
@@ -228,12 +228,9 @@ class ProducerMetrics:
             if not batch.failures:
                 self._queue_ms.add(max(0.0, now_s * 1_000 - batch.deadline_ms + self._delivery_timeout_ms), now_s)
             self._topic(batch).bytes.add(encoded, now_s)
-        self._all.bytes.add(size, now_s)
-        self._requests_bytes.add(size, now_s)
         self._requests_records.add(records, now_s)
-        for calls in (self._calls, self._node(node_id)):
-            calls.requests.add(1, now_s)
-            calls.bytes_out.add(size, now_s)
+        self._calls.requests.add(size, now_s)
+        self._node(node_id).requests.add(size, now_s)
 
     def answered(self, node_id: int, latency_ms: float, now_s: float) -> None:
         """A request was answered; on the event loop, without the lock."""
@@ -272,7 +269,7 @@ class ProducerMetrics:
                 **rate_and_total("record-send", totals.records, now_s),
                 **rate_and_total("record-error", totals.errors, now_s),
                 **rate_and_total("record-retry", totals.retries, now_s),
-                **rate_and_total("outgoing-byte", totals.bytes, now_s),
+                **rate_and_total("outgoing-byte", self._calls.requests, now_s),
                 **rate_and_total("batch-split", self._splits, now_s),
                 **average_and_max("batch-size", self._batch_bytes, now_s),
                 "record-size-avg": self._record_bytes.average(now_s),
@@ -280,7 +277,7 @@ class ProducerMetrics:
                 "compression-rate-avg": self._compression.average(now_s),
                 **average_and_max("record-queue-time", self._queue_ms, now_s),
                 **self._calls.show(now_s),
-                **average_and_max("request-size", self._requests_bytes, now_s),
+                **average_and_max("request-size", self._calls.requests, now_s),
                 **average_and_max("produce-throttle-time", self._throttles_ms, now_s),
                 "requests-in-flight": float(in_flight),
                 "buffer-total-bytes": float(buffer_bytes),
@@ -300,7 +297,7 @@ class ProducerMetrics:
         for node_id, calls in sorted(self._nodes.copy().items()):
             shown[f"producer-node-metrics.node-{node_id}"] = {
                 **calls.show(now_s),
-                **rate_and_total("outgoing-byte", calls.bytes_out, now_s),
+                **rate_and_total("outgoing-byte", calls.requests, now_s),
             }
         return shown
 
