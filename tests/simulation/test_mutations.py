@@ -6,6 +6,7 @@ An ordinary run hunts those in files that the last commits have touched, and tho
 from __future__ import annotations
 
 import subprocess
+import warnings
 from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from pathlib import Path
@@ -17,28 +18,29 @@ from tests.simulation.mutations import Caught, all_mutations, hunt, planted
 from tests.simulation.runner import new_pool
 
 SEEDS = {
-    "a batch is committed twice": 1,
-    "a follower does not note": 1,
-    "a prepared transaction times out": 3,
-    "a truncation cuts no transactions": 9,
-    "acknowledged without a lease": 2,
-    "an append that was refused is forgotten": 44,
-    "another's id under one's own name": 1,
-    "begun before the last one is over": 3,
+    "a batch is committed twice": 2,
+    "a former term answers": 5,
+    "a truncation cuts no transactions": 17,
+    "aborted ranges are lost at a restart": 1,
+    "acknowledged without a lease": 12,
+    "an append that was refused is forgotten": 7,
+    "another's id under one's own name": 2,
+    "answered before it is committed": 2,
     "checksum of the log off": 5,
-    "commit index past what was compared": 5,
+    "commit index past what was compared": 17,
     "fenced at once when the stream breaks": 2,
     "handed over before it was let go": 3,
     "high watermark at the log end": 7,
-    "joins below the high watermark": 13,
-    "lease for an old image": 2,
+    "lease for an old image": 3,
+    "let go before it is": 4,
     "no lease asked for": 1,
-    "position advanced before the delivery": 1,
     "producers are not recovered": 4,
-    "read without a round": 6,
+    "read without a round": 1,
     "snapshot guard off": 1,
-    "snapshot not synced": 1,
+    "snapshot not synced": 2,
     "term stamp off": 2,
+    "too few in sync": 1,
+    "vote not durable": 4,
     "wiped-voter guard off": 9,
 }
 """Where the first schedules do not notice: one that does. It is tried before them."""
@@ -105,7 +107,10 @@ def hunts(request: pytest.FixtureRequest) -> Iterator[dict[str, Future[Caught | 
 
 @pytest.mark.parametrize("name", list(cases()))
 def test_a_planted_bug_is_caught(hunts: dict[str, Future[Caught | None]], name: str) -> None:
-    assert hunts[name].result() is not None
+    caught = hunts[name].result()
+    assert caught is not None
+    if name in SEEDS and caught.seed != SEEDS[name]:
+        warnings.warn(f"SEEDS: seed {SEEDS[name]} does not notice {name!r} any more, {caught.seed} does", stacklevel=1)
 
 
 @pytest.mark.parametrize("name", all_mutations())
