@@ -203,6 +203,8 @@ class Inquiry:
 _AT_MOST_EVERY_MS: Final = 100.0
 NAMES_AT_A_TIME: Final = 4_000
 """The most topics in one request: brokers accept 10 000, and 1 MiB, which holds 4 161 of the longest names."""
+ALL_TOPICS_AGES: Final = 2
+"""All topics are still wanted for this many times the age that metadata may have, after somebody asked for them."""
 UNKNOWN_TOPIC_GRACE_S: Final = 2.0
 """A topic that stays unknown to brokers for this long does not exist; before, it may be new."""
 
@@ -282,6 +284,8 @@ class MetadataCache:
         """What the request under way asks for."""
         self._answered: list[tuple[_Question, float]] = []
         """The last answered question, and the last one for all topics, with the loop times at which they were asked."""
+        self._all_wanted_s = -math.inf
+        """The loop time at which a caller last wanted all topics."""
         self._keeper: asyncio.Task[None] | None = None
         self._stale = asyncio.Event()
         self._wanted_at_once = False
@@ -393,10 +397,19 @@ class MetadataCache:
             BrokerUnavailable: no broker answered; the message names the addresses.
             AuthorizationError: the cluster refuses this user.
         """
+        if all_topics:
+            self._all_wanted_s = asyncio.get_running_loop().time()
+        if not self.is_known(max_age_s, all_topics=all_topics):
+            await self._answer(self._question(all_topics or self._is_all_wanted(max_age_s)))
+
+    def _is_all_wanted(self, max_age_s: float) -> bool:
+        """Whether somebody asks for all topics every so often: one answer then serves those who ask for some, too."""
+        since_s = asyncio.get_running_loop().time() - ALL_TOPICS_AGES * max_age_s
+        return max_age_s > 0 and self._all_wanted_s >= since_s
+
+    async def _answer(self, question: _Question) -> None:
+        """Ask, or join a request that is under way and asks for as much."""
         self._keep()
-        if self.is_known(max_age_s, all_topics=all_topics):
-            return
-        question = self._question(all_topics)
         while self._flight is not None and not self._asked.covers(question):
             await asyncio.wait([self._flight])
         if self._flight is None:
@@ -419,6 +432,7 @@ class MetadataCache:
     def expire(self) -> None:
         """Use nothing of what is known instead of asking: an error has shown that it may be wrong."""
         self._answered.clear()
+        self._all_wanted_s = -math.inf
 
     def _landed(self, flight: asyncio.Task[None]) -> None:
         self._flight = None
@@ -483,9 +497,10 @@ class MetadataCache:
                 return found
             error: RaftlogError
             try:
-                if fresh and self._flight is not None:  # sent before this call
+                if fresh and max_age_s <= 0 and self._flight is not None:  # sent before this call
                     await asyncio.wait([self._flight])
-                await self.refresh()
+                # An answer about all topics does not say why one is missing: that is asked for by name.
+                await self._answer(self._question(fresh and self._is_all_wanted(max_age_s)))
                 fresh = False
                 error = self.view.missing.get(name) or UnknownTopicOrPartition(f"there is no topic {name!r}")
             except RetriableError as refused:

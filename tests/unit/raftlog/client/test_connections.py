@@ -285,6 +285,44 @@ def test_an_outage_is_told_once_and_so_is_its_end(
     assert "127.0.0.1:1: it refused the connection); retrying for " in told()[0]
 
 
+async def test_who_asks_for_a_topic_shares_the_answers_of_who_asks_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = cache_of(AdminOptions.make({}, {"retry_backoff_ms": 1, "retry_backoff_max_ms": 2}))
+    now_s = 1_000.0
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now_s)
+    asked: list[list[str] | None] = []
+
+    async def ask(
+        addresses: Any, request: metadata_pb2.MetadataRequest, **options: Any
+    ) -> metadata_pb2.MetadataResponse:
+        asked.append(None if request.all_topics else list(request.topics))
+        return answer(OLD, 5)
+
+    monkeypatch.setattr(cache._inquiry, "ask", ask)
+    try:
+        for _ in range(10):  # a page about all topics, and half an age later one about a topic
+            await cache.refresh(all_topics=True, max_age_s=2.0)
+            now_s += 1.5
+            await cache.refresh(max_age_s=2.0)
+            await cache.topic("t", 60_000, fresh=True, max_age_s=2.0)
+            now_s += 1.5
+            await cache.topic("t", 60_000, fresh=True, max_age_s=2.0)
+        assert set(map(str, asked)) == {"None"}
+        assert len(asked) <= 1 + 10 * 3.0 / 2.0
+        asked.clear()
+        for _ in range(4):  # nobody asks for all any more
+            now_s += 2.5
+            await cache.topic("t", 60_000, fresh=True, max_age_s=2.0)
+        assert asked == [["t"]] * 4
+        await cache.refresh(all_topics=True)
+        now_s += 2.5
+        cache.expire()
+        await cache.refresh(max_age_s=2.0)
+        assert asked[-1] == ["t"], "an error may be about what the answer for all does not say"
+    finally:
+        await cache.close()
+        await cache._connections.close()
+
+
 MANY = 25_000
 
 
