@@ -214,7 +214,9 @@ def test_groups_have_members_even_if_their_lags_are_not_known(
     assert ("No group has members." in text, "Not known yet." in text) == (False, True)
     view.forget()
     monkeypatch.setattr(admin, "list_groups", lambda **_: [GroupListing("old-job", "empty", 0, 1, "consumer")])
-    assert "No group has members." in told(console.draw(look_at(view), pages.overview, "base.html", WAIT_S).html)
+    text = told(console.draw(look_at(view), pages.overview, "base.html", WAIT_S).html)
+    assert "No group has members." in text
+    assert "A group has a lag while it has members; now none has." in text
 
 
 def test_the_lag_of_a_group_is_plotted_in_records_and_in_seconds(
