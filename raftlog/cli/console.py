@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -38,6 +39,14 @@ def console(
     session_timeout: Annotated[
         float, typer.Option(metavar="SECONDS", min=60, help="A session without a click ends after this time.")
     ] = 1800.0,
+    certificate_logins: Annotated[
+        bool,
+        typer.Option(
+            "--certificate-logins",
+            metavar="",
+            help="People log in with their own certificates; for brokers with security.protocol=ssl.",
+        ),
+    ] = False,
     insecure: Annotated[
         bool,
         typer.Option(
@@ -59,8 +68,9 @@ def console(
     """Serve a web page for looking at the cluster and changing it, until Ctrl-C.
 
     On a cluster with users (security.protocol=sasl_ssl in --client-config) people log in with their own name and
-    password, and may do what their ACLs allow. If --client-config has a user or a certificate, the console acts as that
-    user for everyone who opens the page.
+    password, and may do what their ACLs allow. With security.protocol=ssl and --certificate-logins they log in with
+    their certificate and its private key, which the console keeps in memory until their session ends. If
+    --client-config has a user or a certificate, the console acts as that user for everyone who opens the page.
 
     Example: raftlog console
 
@@ -74,11 +84,22 @@ def console(
     if (tls_certificate is None) != (tls_key is None):
         raise typer.BadParameter("--tls-certificate and --tls-key belong together")
     client = settings_for(ADMIN_KEYS)
-    options = AdminOptions.make({**client, "sasl.username": client.get("sasl.username", "")}, {})
-    with_login = options.security_protocol == "sasl_ssl" and not options.sasl_username
+    with_login = certificate_logins or _names_nobody(client)
+    # People bring the rest of it; an error in what there is shows now, and not at the first login.
+    options = AdminOptions.make({**client, **(_SOMEBODY if _names_nobody(client) else {})}, {})
+    if certificate_logins and (options.security_protocol != "ssl" or options.pem is None or options.pem.certificate):
+        raise typer.BadParameter(
+            "--certificate-logins needs a --client-config with security.protocol=ssl and without "
+            "ssl.certificate.location: each person brings a certificate of their own"
+        )
     tls = tls_certificate is not None
     https = tls or behind_https
     loopback = host in LOOPBACK or host.startswith("127.")
+    if certificate_logins and not (loopback or https):
+        raise typer.BadParameter(
+            f"at {host} private keys would cross the network in the clear: --certificate-logins needs https "
+            "(--tls-certificate and --tls-key, or --behind-https)"
+        )
     if not loopback and not insecure and not (https and with_login):
         needed = {
             "https (--tls-certificate and --tls-key, or --behind-https)": https,
@@ -93,6 +114,7 @@ def console(
         bootstrap=bootstrap,
         client=client,
         with_login=with_login,
+        certificates=certificate_logins,
         acts_as="" if with_login else _user_of(options),
         read_only=read_only,
         session_timeout_s=session_timeout,
@@ -102,10 +124,22 @@ def console(
     become(settings, host, port, str(tls_certificate) if tls else None, str(tls_key) if tls else None)
 
 
+_SOMEBODY = {"sasl.username": "somebody", "sasl.password": "something"}
+
+
+def _names_nobody(client: Mapping[str, object]) -> bool:
+    """Whether brokers want a login with a password, and the config has no user."""
+    given = {key.replace("_", "."): value for key, value in client.items()}
+    by_password = str(given.get("sasl.mechanism")) != "OAUTHBEARER"
+    return given.get("security.protocol") == "sasl_ssl" and by_password and not given.get("sasl.username")
+
+
 def _user_of(options: AdminOptions) -> str:
     """Return the user that the config names, in words; empty: none."""
     if options.sasl_username:
         return options.sasl_username
+    if options.sasl is not None:
+        return "the user of its token"
     if options.pem is not None and options.pem.certificate:
         return f"certificate {Path(options.pem.certificate).name}"
     return ""

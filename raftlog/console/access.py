@@ -2,13 +2,13 @@
 
 A session is a random token in a cookie. It begins anonymous. On a cluster without users, or when the console has a
 user of its own, an anonymous session sees everything that the console may see. Otherwise it sees the login page only,
-until the user logs in with a name and a password; the session then has a new token, so that a token that was planted
-before the login is worth nothing (session fixation).
+until the user logs in with a name and a password, or with a certificate; the session then has a new token, so that a
+token that was planted before the login is worth nothing (session fixation).
 
     anonymous  -- log in -->  user  -- log out, or idle for `timeout_s` -->  gone
 
-The password stays in the memory of this process as long as the session, as each connection to a broker needs it, and
-reaches no page. `Sessions.logins` says which ones are left, so that connections end with their sessions.
+The secret, a password or a certificate with its key, stays in the memory of this process as long as the session, as
+each connection to a broker needs it, and reaches no page. `Sessions.logins` says which ones are left, so that connections end with their sessions.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import hmac
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
+
+from raftlog.console.certificate import Certificate
 
 MOST_SESSIONS: Final = 10_000
 """More than that: the one that was idle for the longest time ends."""
@@ -28,13 +30,16 @@ MOST_NAMES: Final = 10_000
 
 @dataclass(slots=True)
 class Session:
-    """One browser. `form_token`: what its forms carry. `user`: None until it has logged in."""
+    """One browser. `form_token`: what its forms carry. `user`: None until it has logged in.
+
+    `secret`: what the user has proved that with, a password or a certificate with its key.
+    """
 
     token: str
     form_token: str
     used_s: float
     user: str | None = None
-    password: str | None = field(default=None, repr=False)
+    secret: str | Certificate | None = field(default=None, repr=False)
     note: tuple[str, str] | None = None
     """What the next page says at its top: kind (done, error) and text."""
 
@@ -84,12 +89,12 @@ class Sessions:
                 break  # the longest idle one comes first
             self.end(each)
 
-    def logins(self) -> set[tuple[str, str]]:
-        """Return the name and the password of each user with a session."""
+    def logins(self) -> set[tuple[str, str | Certificate]]:
+        """Return the name and the secret of each user with a session."""
         return {
-            (each.user, each.password)
+            (each.user, each.secret)
             for each in list(self._sessions.values())  # a thread does it; the event loop begins sessions meanwhile
-            if each.user is not None and each.password is not None
+            if each.user is not None and each.secret is not None
         }
 
     def begin(self) -> Session:
@@ -101,16 +106,16 @@ class Sessions:
         return session
 
     def end(self, session: Session) -> None:
-        """Forget a session and its password."""
-        session.password = None
+        """Forget a session and its secret."""
+        session.secret = None
         self._sessions.pop(session.token, None)
 
-    def log_in(self, session: Session, user: str, password: str) -> Session:
-        """Return the session of this user that takes the place of `session`. The caller has checked the password."""
+    def log_in(self, session: Session, user: str, secret: str | Certificate) -> Session:
+        """Return the session of this user that takes the place of `session`. The caller has checked the secret."""
         self.end(session)
         self._failures.pop(user, None)
         found = self.begin()
-        found.user, found.password = user, password
+        found.user, found.secret = user, secret
         return found
 
     def pause_s(self, user: str) -> float:

@@ -45,6 +45,7 @@ from raftlog._core.words import counted
 from raftlog.cli.nodes.cluster import size_text
 from raftlog.console import messages
 from raftlog.console.access import Session, Sessions
+from raftlog.console.certificate import Certificate, read_certificate
 from raftlog.console.actions import ACTIONS, audit, perform
 from raftlog.console.pages import PAGES, Look, Page
 from raftlog.console.view import EVERY_S, TooManySearches, View
@@ -75,7 +76,7 @@ logins one from changes."""
 MOST_VIEWS: Final = 100
 """Users with a view of their own at a time; the one that was used least recently gives way."""
 SWEEP_S: Final = 10.0
-"""How long a password may outlive a session whose browser has gone away."""
+"""How long a password or a key may outlive a session whose browser has gone away."""
 PAGE_S: Final = 0.15
 """How long a page waits for answers."""
 LIVE_S: Final = 1.0
@@ -101,6 +102,7 @@ class Settings:
     """How a console is run.
 
     `client`: config of clients, as --client-config has it. `with_login`: people log in with users of the cluster.
+    `certificates`: they log in with certificates, not with names and passwords.
     `acts_as`: the user of `client`, in words, as which the console acts for everybody; empty: none.
     `hosts`: the names under which browsers may address it, none: any. `tls`: whether it serves https.
     """
@@ -108,6 +110,7 @@ class Settings:
     bootstrap: str
     client: Mapping[str, object] = field(default_factory=dict)
     with_login: bool = False
+    certificates: bool = False
     acts_as: str = ""
     read_only: bool = False
     session_timeout_s: float = 1800.0
@@ -145,13 +148,13 @@ class Console:
         """
         name = session.user or ""
         with self._lock:
-            if session.user is not None and session.password is None:
+            if session.user is not None and session.secret is None:
                 raise AuthenticationFailed("the session has ended; log in again")
             found = self._views.pop(name, None)
-            if found is None or (session.user and found.settings.get("sasl.password") != session.password):
+            if found is None or found.secret != session.secret:
                 if found is not None:
                     found.close()
-                found = View(self.settings.bootstrap, self.client_settings(session.user, session.password))
+                found = self._new_view(session.user, session.secret)
                 found.prepare()
             self._views[name] = found
             while len(self._views) > MOST_VIEWS:
@@ -159,7 +162,7 @@ class Console:
             return found
 
     def end_views(self) -> None:
-        """Close the views whose sessions have ended: no password outlives its session.
+        """Close the views whose sessions have ended: no password and no key outlives its session.
 
         A rebalance that a user has begun goes on, with the rights of that user, until it is done.
         """
@@ -168,22 +171,28 @@ class Console:
             left = self.sessions.logins()
             for name, view in list(self._views.items()):
                 runs = view.rebalance is not None and view.rebalance.progress.runs
-                if name and (name, view.settings.get("sasl.password")) not in left and not runs:
+                if name and (name, view.secret) not in left and not runs:
                     self._views.pop(name).close()
 
-    def client_settings(self, user: str | None, password: str | None) -> dict[str, object]:
-        """Return the config of the clients that act for a user."""
-        login = {} if user is None else {"sasl.username": user, "sasl.password": password}
-        return {"client.id": "raftlog-console", **self.settings.client, **login}
+    def _new_view(self, user: str | None, secret: str | Certificate | None) -> View:
+        """Return a view whose clients act for a user, with the password or the certificate."""
+        login: dict[str, object] = {}
+        lent = contextlib.ExitStack()
+        if isinstance(secret, Certificate):
+            login = {"ssl.certificate.location": lent.enter_context(secret.lent())}
+        elif user is not None:
+            login = {"sasl.username": user, "sasl.password": secret}
+        settings = {"client.id": "raftlog-console", **self.settings.client, **login}
+        return View(self.settings.bootstrap, settings, secret=secret, on_close=lent.close)
 
-    def log_in(self, session: Session, user: str, password: str) -> Session:
-        """Return the session of a user, whose password a broker has checked.
+    def log_in(self, session: Session, user: str, secret: str | Certificate) -> Session:
+        """Return the session of a user, whose password or certificate a broker has checked.
 
         Raises:
             AuthenticationFailed: the password is wrong, or there is no such user.
-            RaftlogError: no broker answers.
+            RaftlogError: no broker answers, or none takes the certificate.
         """
-        view = View(self.settings.bootstrap, self.client_settings(user, password))
+        view = self._new_view(user, secret)
         try:
             view.admin.describe_cluster()
         except AuthenticationFailed:
@@ -192,7 +201,7 @@ class Console:
             pass  # the user exists and may not describe the cluster: the pages say so
         finally:
             view.close()
-        return self.sessions.log_in(session, user, password)
+        return self.sessions.log_in(session, user, secret)
 
     def close(self) -> None:
         """Close the connections to brokers."""
@@ -267,7 +276,7 @@ async def _sweep(console: Console) -> None:
         try:
             await run_in_threadpool(console.end_views)
             await run_in_threadpool(give_memory_back)
-        except Exception:  # else no password would be forgotten any more
+        except Exception:  # else no secret would be forgotten any more
             logger.exception("what ended sessions leave behind could not be ended; it is tried again")
 
 
@@ -397,6 +406,7 @@ def _address(request: Request) -> str:
 async def _login(console: Console, request: Request) -> Response:
     session, new = _session(console, request)
     after, problem, user = request.query_params.get("after", "/"), "", ""
+    secret: str | Certificate = ""
     if not console.settings.with_login:
         return RedirectResponse("/", 303)
     code = 200
@@ -404,24 +414,37 @@ async def _login(console: Console, request: Request) -> Response:
         try:
             fields = await _form(request)
             after, user = fields.get("after", "/"), fields.get("user", "").strip()
+            secret = fields.get("password", "")
             if new or not session.may_post(fields.get("form_token", "")):
                 raise InvalidRequestError("the form was too old; try again")
+            if console.settings.certificates:
+                read = functools.partial(read_certificate, fields.get("certificate", ""), fields.get("passphrase", ""))
+                secret = await anyio.to_thread.run_sync(read, limiter=console.login_threads)
+                user = f"certificate {secret.name}"
             if (pause_s := console.sessions.pause_s(user)) > 0:
                 raise InvalidRequestError(f"too many failed logins; try again in {pause_s:.0f} seconds")
-            check = functools.partial(console.log_in, session, user, fields.get("password", ""))
+            check = functools.partial(console.log_in, session, user, secret)
             session = await anyio.to_thread.run_sync(check, limiter=console.login_threads)
             audit.info("login by %s from %s", user, _address(request))
             return _with_cookie(console, RedirectResponse(_inside(after), 303), session)
         except AuthorizationError:
             console.sessions.failed(user)
             audit.warning("login by %s from %s was refused", user, _address(request))
-            problem, code = "name or password is wrong", 401
+            problem, code = "brokers refuse it" if console.settings.certificates else "name or password is wrong", 401
         except InvalidRequestError as error:
             problem, code = str(error), 400
         except RaftlogError as error:
             problem, code = str(error), 503
+            if isinstance(secret, Certificate):  # brokers close the connection, and do not say why
+                audit.warning("login by %s from %s found no broker that takes the certificate", user, _address(request))
+                problem = (
+                    f"no broker at {console.settings.bootstrap} takes a connection with this certificate. Is it of a CA "
+                    "that brokers trust, and not revoked? If others cannot log in either, no broker answers."
+                )
     values = {"problem": problem, "user": user, "after": _inside(after), "session": session, "version": __version__}
-    page = console.templates.get_template("login.html").render(**values, bootstrap=console.settings.bootstrap)
+    page = console.templates.get_template("login.html").render(
+        **values, bootstrap=console.settings.bootstrap, certificates=console.settings.certificates
+    )
     return _with_cookie(console, HTMLResponse(page, code), session)
 
 

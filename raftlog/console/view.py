@@ -214,7 +214,8 @@ class _Slot:
 class View:
     """The answers that one user gets. Thread-safe.
 
-    `settings`: config of clients, with the user's login. `make_admin`: for tests.
+    `settings`: config of clients, with the user's login. `secret`: what the user has proved who they are with; only its
+    equality counts here. `on_close`: called once the connections are closed. `make_admin`: for tests.
     """
 
     def __init__(
@@ -223,8 +224,13 @@ class View:
         settings: Mapping[str, object],
         make_admin: Callable[..., raftlog.Admin] = raftlog.Admin,
         now_s: Callable[[], float] = time.monotonic,
+        *,
+        secret: object = None,
+        on_close: Callable[[], object] = lambda: None,
     ) -> None:
         self.bootstrap = bootstrap
+        self.secret = secret
+        self._on_close = on_close
         self.settings = dict(settings)
         self._now_s = now_s
         # Most questions need metadata first; they share what one of them has asked for.
@@ -258,6 +264,7 @@ class View:
         self.admin.close()
         if self._mover is not None:
             self._mover.close()
+        self._on_close()
 
     def mover(self) -> raftlog.Admin:
         """Return the client that carries out a rebalance: it decides by what is, not by what was two seconds ago."""

@@ -33,6 +33,7 @@ from raftlog.cli.partitions.moving import Move, put_on, take_off
 from raftlog.console.app import COOKIE, Settings
 from raftlog.console.view import EVERY_S, View
 from raftlog.testing import Cluster
+from raftlog.testing.certificates import CertificateAuthority
 from tests.support.console import Client, Silent, serve
 from tests.support.fresh import one_of
 from tests.support.hanging import before_verification, send_without_adding
@@ -763,6 +764,61 @@ def test_a_console_with_a_certificate_acts_as_its_user(tmp_path: Path) -> None:
         assert "delete-topic of adas by certificate ada.pem from 127.0.0.1" in said
         with admin_of(cluster) as admin:
             assert admin.list_topics() == ["theirs"]
+
+
+@needs_browser
+@pytest.mark.parametrize("theme", one_of(THEMES))
+def test_people_log_in_with_their_certificates(
+    browser: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, theme: str
+) -> None:
+    from axe_playwright_python.sync_playwright import Axe
+
+    caplog.set_level("INFO", "raftlog.console.audit")
+    stranger = CertificateAuthority(tmp_path / "other").issue("ada", hosts=())
+    config: dict[str, Any] = {**PATIENT, "authorizer": "acl", "super.users": "User:client"}
+    with Cluster(1, tls=True, config=config) as cluster, admin_of(cluster) as admin:
+        for topic in ("theirs", "adas"):
+            admin.create_topic(topic)
+        admin.create_acls([AclBinding("User:ada", AclOperation.ALL, ResourceType.TOPIC, "adas")])
+        own = {name: Path(cluster.authority.client_config(name)["ssl.certificate.location"]) for name in ("ada", "bob")}
+        client = {
+            key: value
+            for key, value in cluster.client_config.items()
+            if not key.endswith(("certificate.location", "key.location"))
+        }
+        settings = Settings(cluster.bootstrap, client=client, with_login=True, certificates=True)
+        with serve(settings) as address, closing(browser.new_context(color_scheme=theme)) as context:
+            context.set_default_timeout(WAIT_MS)
+            page = context.new_page()
+            page.goto(f"{address}/topics")
+            assert page.url.endswith("/login?after=/topics")
+            page.screenshot(path=PICTURES / f"login-certificate-{theme}.png")
+            assert Axe().run(page).response["violations"] == []
+            field = page.get_by_label("Certificate and private key")
+            for text, said in (
+                (own["ada"].read_text().partition("-----BEGIN PRIVATE")[0], "the private key is missing"),
+                (stranger.read_text(), "Is it of a CA that brokers trust"),
+            ):
+                field.fill(text)
+                page.get_by_role("button", name="Log in").click()
+                assert said in page.get_by_role("alert").inner_text()
+                assert field.input_value() == "", "no key comes back in a page"
+            page.get_by_label("Files").set_input_files(own["ada"])
+            until(lambda: "PRIVATE KEY" in field.input_value(), within_s=WAIT_S)
+            page.get_by_role("button", name="Log in").click()
+            page.get_by_role("link", name="adas").wait_for()
+            assert page.get_by_role("link", name="theirs").count() == 0
+            assert "certificate ada" in page.locator("header").inner_text()
+            assert "PRIVATE KEY" not in page.content()
+            page.get_by_role("button", name="Log out").click()
+            page.get_by_label("Certificate and private key").fill(own["bob"].read_text())
+            page.get_by_role("button", name="Log in").click()
+            page.get_by_role("button", name="Log out").wait_for()
+            page.goto(f"{address}/topics")
+            assert page.get_by_role("link", name="adas").count() == 0, "bob may describe nothing"
+    lines = [each.getMessage() for each in caplog.records]
+    assert "login by certificate ada from 127.0.0.1" in lines
+    assert not any("PRIVATE" in each for each in lines)
 
 
 def test_up_serves_the_console_and_ends_it() -> None:

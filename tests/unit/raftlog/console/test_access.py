@@ -33,7 +33,7 @@ def test_a_session_ends_when_it_is_idle_or_is_ended() -> None:
         clock.now_s += 40
         found = sessions.find(session.token, use=False)
     assert found is None
-    assert session.password is None
+    assert session.secret is None
     again = sessions.begin()
     sessions.end(again)
     assert sessions.find(again.token) is None
@@ -50,7 +50,7 @@ def test_a_login_ends_with_its_session_even_if_the_browser_never_comes_back() ->
     clock.now_s += 40
     sessions.expire()
     assert sessions.logins() == {("boss", "open, sesame")}
-    assert (first.password, len(sessions)) == (None, 1)
+    assert (first.secret, len(sessions)) == (None, 1)
     sessions.end(second)
     assert sessions.logins() == set()
 

@@ -381,8 +381,8 @@ def test_a_password_and_its_connections_end_with_the_session(monkeypatch: pytest
     clock.now_s += 40
     console.end_views()
     assert closed == ["ada"]
-    assert "difference-engine" not in repr([view.settings for view in console._views.values()])
-    assert ada.password is None
+    assert [view.secret for view in console._views.values()] == ["builder"]
+    assert ada.secret is None
     console.sessions.end(bob)
     console.end_views()
     assert (closed[1:], console._views) == (["bob"], {})
