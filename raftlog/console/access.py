@@ -8,7 +8,8 @@ token that was planted before the login is worth nothing (session fixation).
     anonymous  -- log in -->  user  -- log out, or idle for `timeout_s` -->  gone
 
 The secret, a password or a certificate with its key, stays in the memory of this process as long as the session, as
-each connection to a broker needs it, and reaches no page. `Sessions.logins` says which ones are left, so that connections end with their sessions.
+each connection to a broker needs it, and reaches no page. `Sessions.logins` says which ones are left, so that
+connections end with their sessions.
 """
 
 from __future__ import annotations

@@ -45,8 +45,8 @@ from raftlog._core.words import counted
 from raftlog.cli.nodes.cluster import size_text
 from raftlog.console import messages
 from raftlog.console.access import Session, Sessions
-from raftlog.console.certificate import Certificate, read_certificate
 from raftlog.console.actions import ACTIONS, audit, perform
+from raftlog.console.certificate import Certificate, read_certificate
 from raftlog.console.pages import PAGES, Look, Page
 from raftlog.console.view import EVERY_S, TooManySearches, View
 from raftlog.errors import (
@@ -438,8 +438,8 @@ async def _login(console: Console, request: Request) -> Response:
             if isinstance(secret, Certificate):  # brokers close the connection, and do not say why
                 audit.warning("login by %s from %s found no broker that takes the certificate", user, _address(request))
                 problem = (
-                    f"no broker at {console.settings.bootstrap} takes a connection with this certificate. Is it of a CA "
-                    "that brokers trust, and not revoked? If others cannot log in either, no broker answers."
+                    f"no broker at {console.settings.bootstrap} takes a connection with this certificate. Is it of a "
+                    "CA that brokers trust, and not revoked? If others cannot log in either, no broker answers."
                 )
     values = {"problem": problem, "user": user, "after": _inside(after), "session": session, "version": __version__}
     page = console.templates.get_template("login.html").render(

@@ -23,7 +23,7 @@ NODE: Final = "raftlog://node/"
 
 @dataclass(frozen=True)
 class Certificate:
-    """`name`: the common name, or the whole subject without one. `pem`: the certificate, its chain, and the bare key."""
+    """`name`: the common name, or the whole subject without one. `pem`: the certificate, its chain, the bare key."""
 
     name: str
     pem: bytes = field(repr=False)
