@@ -24,8 +24,25 @@ from raftlog.security import AclBinding, AclFilter, AclOperation, AclPermission,
 from raftlog.types import TopicPartition
 
 audit = logging.getLogger("raftlog.console.audit")
+MOST_OF_NAME: Final = 300
+"""Characters of a name in a line of the audit log; names of topics have 249 at most."""
 
 Fields = Mapping[str, str]
+
+
+def _name_safely(record: logging.LogRecord) -> bool:
+    """Write names, which anybody may type into the login page, so that none looks like a line of its own."""
+    if isinstance(record.args, tuple):
+        record.args = tuple(_in_one_line(each) if isinstance(each, str) else each for each in record.args)
+    return True
+
+
+def _in_one_line(text: str) -> str:
+    cut = text if len(text) <= MOST_OF_NAME else text[:MOST_OF_NAME] + "..."
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in cut)
+
+
+audit.addFilter(_name_safely)
 
 
 def perform(name: str, view: View, fields: Fields, user: str, address: str) -> tuple[bool, str]:

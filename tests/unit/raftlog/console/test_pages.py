@@ -17,7 +17,7 @@ from raftlog._core.descriptions import ClusterDescription, GroupListing, LogDirD
 from raftlog.cli.partitions.moving import Move
 from raftlog.console import pages
 from raftlog.console.access import Session
-from raftlog.console.actions import why_not
+from raftlog.console.actions import perform, why_not
 from raftlog.console.app import Console, Settings
 from raftlog.console.pages import Look
 from raftlog.console.rebalance import Rebalance
@@ -400,3 +400,13 @@ def test_a_rebalance_outlives_the_session_that_began_it(monkeypatch: pytest.Monk
     view.rebalance._progress = view.rebalance.progress._replace(state="done")
     console.end_views()
     assert console._views == {}
+
+
+def test_no_name_forges_a_line_of_the_audit_log(view: View, caplog: pytest.LogCaptureFixture) -> None:
+    forged = "x\nlogin by boss from 10.0.0.1\u2028" + "y" * 1_000
+    done, _ = perform("delete-topic", view, {"topic": forged, "typed": "x"}, f"ada {forged}", "127.0.0.1")
+    assert not done
+    (line,) = (each.getMessage() for each in caplog.records if each.name == "raftlog.console.audit")
+    assert line.startswith("delete-topic of x\\nlogin by boss from 10.0.0.1\\u2028yyy")
+    assert (line.isprintable(), len(line) < 800) == (True, True)
+    assert line.endswith("... from 127.0.0.1 was refused: InvalidRequestError")
