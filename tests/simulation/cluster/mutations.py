@@ -116,11 +116,17 @@ CLUSTER_MUTATIONS: dict[str, Mutation] = {
         ),
     ),
     "another's id under one's own name": _bug(
-        "a transactional batch may have any producer id, if only the client may use the transactional id that it names",
+        "a transactional batch may have any producer id, if only the client may use the transactional id that it names, "
+        "and the transaction is open in the partition",
         Rewrite(
             "broker.coordinator.transactions.verifier:ProducerChecks._check_transactional",
             "self._check_bound(owner, producer_id)",
             "pass",
+        ),
+        Rewrite(
+            "broker.coordinator.transactions.verifier:ProducerChecks.verify",
+            "if is_bound and partition.verified_owners.get(producer_id) == (producer_epoch, owner):",
+            "if is_bound:",
         ),
     ),
     "transactions that no coordinator knows": _bug(
