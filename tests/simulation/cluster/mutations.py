@@ -116,8 +116,8 @@ CLUSTER_MUTATIONS: dict[str, Mutation] = {
         ),
     ),
     "another's id under one's own name": _bug(
-        "a transactional batch may have any producer id, if only the client may use the transactional id that it names, "
-        "and the transaction is open in the partition",
+        "a transactional batch may have any producer id, if only the client may use the transactional id that it "
+        "names, and the transaction is open in the partition",
         Rewrite(
             "broker.coordinator.transactions.verifier:ProducerChecks._check_transactional",
             "self._check_bound(owner, producer_id)",
