@@ -30,7 +30,7 @@ PACKAGES: Final[Mapping[str, tuple[str, ...]]] = {
         "re2",
     ),
     "cli": ("typer", "rich"),
-    "console": ("jinja2", "starlette", "uvicorn"),
+    "console": ("jinja2", "starlette", "uvicorn", "cryptography"),
     "prometheus": ("prometheus_client",),
     "spark": ("pyspark",),
 }

@@ -109,7 +109,7 @@ def hunts(request: pytest.FixtureRequest) -> Iterator[dict[str, Future[Caught | 
 def test_a_planted_bug_is_caught(hunts: dict[str, Future[Caught | None]], name: str) -> None:
     caught = hunts[name].result()
     assert caught is not None
-    if name in SEEDS and caught.seed != SEEDS[name]:
+    if name in SEEDS and all_mutations()[name].story is None and caught.seed != SEEDS[name]:
         warnings.warn(f"SEEDS: seed {SEEDS[name]} does not notice {name!r} any more, {caught.seed} does", stacklevel=1)
 
 
