@@ -58,6 +58,17 @@ def test_vectorised_checksums_agree_with_the_plain_ones(base: int, pairs: list[t
     assert decode_offset_entries(base, data)["position"].tolist() == [b for _, b in pairs]
 
 
+@pytest.mark.parametrize("rows", [1, 99, 100, 101, 102, 300])
+def test_many_rows_and_few_have_the_same_checksums(rows: int) -> None:
+    data = encode_offset_entries(5, array("I", range(rows)), array("I", range(rows)))
+    entries = [number.to_bytes(4, "little") * 2 for number in range(rows)]
+    assert data == b"".join(entry + crc(5, entry) for entry in entries)
+    assert len(decode_offset_entries(5, data)) == rows
+    damaged = bytearray(data)
+    damaged[-12] ^= 1
+    assert len(decode_offset_entries(5, bytes(damaged))) == rows - 1
+
+
 def test_any_flipped_bit_ends_the_entries_before_it() -> None:
     data = encode_time_entries(3, array("I", [1, 2, 3]), array("q", [5, 6, 7]))
     for bit in range(len(data) * 8):
