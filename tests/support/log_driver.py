@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, NamedTuple
 
@@ -124,6 +124,16 @@ class LogDriver:
         """Start the broker."""
         self.manager = open_manager(self.storage, config=self.config, clock=self.clock)
         self.opened = self.manager.create("topic", TOPIC_ID, 0, self.config)
+
+    def stopped(self) -> LogDriver:
+        """Return another machine and its model in the same state, where nothing runs any more: `crash` starts it."""
+        return replace(
+            self,
+            storage=self.storage.copy(),
+            clock=replace(self.clock),
+            chain=list(self.chain),
+            other_chain=None if self.other_chain is None else list(self.other_chain),
+        )
 
     def append(self, timestamps_ms: list[int] | None = None, value_bytes: int = 20) -> None:
         """Append one batch."""

@@ -11,9 +11,8 @@ import errno
 import fnmatch
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 
 from broker.log.storage import SyncFailed
 from raftlog.format import Buffer
@@ -23,12 +22,26 @@ class PowerLoss(BaseException):
     """The machine stops here; nothing but a test may catch it."""
 
 
+_T = TypeVar("_T")
+
+
+def moments(storage: MemoryStorage, script: Callable[[], object], stopped: Callable[[], _T]) -> list[_T]:
+    """Run `script`; return what `stopped` returned before each of its storage operations, where power may be lost.
+
+    One run serves all moments, where `crash_at` takes a run for each.
+    """
+    found: list[_T] = []
+    assert storage.on_step is None
+    storage.on_step = lambda op, path: None if op == "read" else found.append(stopped())
+    script()
+    storage.on_step = None
+    return found
+
+
 class _Node:
-    pass
-
-
-def _enter(name: str, node: _Node, entries: dict[str, _Node]) -> None:
-    entries[name] = node
+    def copy(self, copied: Callable[[_Node], _Node]) -> _Node:
+        """Return another node in the same state; `copied` returns the copy of any node below."""
+        raise NotImplementedError
 
 
 class _FileNode(_Node):
@@ -55,6 +68,11 @@ class _FileNode(_Node):
         else:
             target[position : position + len(data)] = data
 
+    def copy(self, copied: Callable[[_Node], _Node]) -> _FileNode:
+        made = _FileNode()
+        made.data, made.durable, made.pending = bytearray(self.data), self.durable, list(self.pending)
+        return made
+
     def sync(self) -> None:
         self.durable = bytes(self.data)
         self.pending.clear()
@@ -80,11 +98,29 @@ class _DirectoryNode(_Node):
     def __init__(self) -> None:
         self.entries: dict[str, _Node] = {}
         self.durable: dict[str, _Node] = {}
-        self.pending: list[Callable[[dict[str, _Node]], object]] = []
+        self.pending: list[dict[str, _Node | None]] = []
+        """Changes that belong together: what each name stands for from then on, None for nothing."""
 
-    def change(self, apply: Callable[[dict[str, _Node]], object]) -> None:
-        apply(self.entries)
-        self.pending.append(apply)
+    def change(self, change: dict[str, _Node | None]) -> None:
+        self._apply(self.entries, change)
+        self.pending.append(change)
+
+    @staticmethod
+    def _apply(target: dict[str, _Node], change: dict[str, _Node | None]) -> None:
+        for name, node in change.items():
+            if node is None:
+                target.pop(name, None)
+            else:
+                target[name] = node
+
+    def copy(self, copied: Callable[[_Node], _Node]) -> _DirectoryNode:
+        made = _DirectoryNode()
+        made.entries = {name: copied(node) for name, node in self.entries.items()}
+        made.durable = {name: copied(node) for name, node in self.durable.items()}
+        made.pending = [
+            {name: None if node is None else copied(node) for name, node in change.items()} for change in self.pending
+        ]
+        return made
 
     def sync(self) -> None:
         self.durable = dict(self.entries)
@@ -92,8 +128,8 @@ class _DirectoryNode(_Node):
 
     def crash(self, dice: Random) -> None:
         survived = dict(self.durable)
-        for apply in self.pending[: dice.randint(0, len(self.pending))]:
-            apply(survived)
+        for change in self.pending[: dice.randint(0, len(self.pending))]:
+            self._apply(survived, change)
         self.entries = survived
         self.sync()
         for node in self.entries.values():
@@ -253,6 +289,21 @@ class MemoryStorage:
         del node.data[size:]
         node.sync()
 
+    def copy(self) -> MemoryStorage:
+        """Return another machine in the same state, also in what is not durable yet; nothing is due to fail there."""
+        made: dict[_Node, _Node] = {}  # a node may have several names, before the change of one is durable
+
+        def copied(node: _Node) -> _Node:
+            if node not in made:
+                made[node] = node.copy(copied)
+            return made[node]
+
+        root = copied(self._root)
+        assert isinstance(root, _DirectoryNode)
+        return MemoryStorage(
+            self.capacity_bytes, cold=self.cold, locked=set(self.locked), operations=self.operations, _root=root
+        )
+
     def clone(self) -> MemoryStorage:
         """Return another machine with the same contents, all of them durable."""
 
@@ -299,7 +350,7 @@ class MemoryStorage:
             if self.room_for(1) < 0:
                 raise OSError(errno.ENOSPC, "No space left on device", path)
             node = _FileNode()
-            parent.change(partial(_enter, name, node))
+            parent.change({name: node})
         assert isinstance(node, _FileNode), path
         return MemoryFile(self, path, node)
 
@@ -325,7 +376,7 @@ class MemoryStorage:
         node = self._root
         for name in filter(None, path.split("/")):
             if name not in node.entries:
-                node.change(partial(_enter, name, _DirectoryNode()))
+                node.change({name: _DirectoryNode()})
             child = node.entries[name]
             assert isinstance(child, _DirectoryNode), path
             node = child
@@ -338,20 +389,14 @@ class MemoryStorage:
         assert parent is other, "the log never moves a name to another directory"
         if old not in parent.entries:
             raise FileNotFoundError(errno.ENOENT, "No such file or directory", source)
-        node = parent.entries[old]
-
-        def apply(entries: dict[str, _Node]) -> None:
-            entries.pop(old, None)
-            entries[new] = node
-
-        parent.change(apply)
+        parent.change({old: None, new: parent.entries[old]})
 
     def remove(self, path: str) -> None:
         """Remove a file."""
         self.step("remove", path)
         parent, name = self._parent(path)
         if name in parent.entries:
-            parent.change(lambda entries: entries.pop(name, None))
+            parent.change({name: None})
 
     def remove_dir(self, path: str) -> None:
         """Remove an empty directory."""
@@ -360,7 +405,7 @@ class MemoryStorage:
         node = parent.entries.get(name)
         if isinstance(node, _DirectoryNode):
             assert not node.entries, f"{path} is not empty"
-            parent.change(lambda entries: entries.pop(name, None))
+            parent.change({name: None})
 
     def sync_dir(self, path: str) -> None:
         """Make names durable."""

@@ -4,6 +4,7 @@ loudly."""
 from __future__ import annotations
 
 from contextlib import suppress
+from copy import copy
 from random import Random
 
 import pytest
@@ -13,7 +14,7 @@ from broker.log.manager import LogManager
 from raftlog.errors import CorruptRecordError, StorageFull
 from tests.support.fresh import seeds
 from tests.support.log_driver import TOPIC_ID, LogDriver, open_manager
-from tests.support.memory_storage import MemoryStorage, PowerLoss
+from tests.support.memory_storage import MemoryStorage, PowerLoss, moments
 from tests.support.transaction_histories import TransactionHistory, chain_of
 
 DIRECTORY = "/data/topic-0"
@@ -263,13 +264,10 @@ def live(driver: LogDriver) -> None:
     driver.check()
 
 
-def _operations() -> int:
+def stopped_at_every_operation() -> list[LogDriver]:
+    """Return the machine in which all ends before an operation of `live`, for each of them."""
     driver = LogDriver(MemoryStorage(), DAY_CONFIG)
-    live(driver)
-    return driver.storage.operations
-
-
-OPERATIONS = _operations()
+    return moments(driver.storage, lambda: live(driver), driver.stopped)
 
 
 def test_the_script_is_worth_crashing() -> None:
@@ -277,27 +275,21 @@ def test_the_script_is_worth_crashing() -> None:
     live(driver)
     assert driver.log.log_start_offset == 12
     assert driver.log.log_end_offset == 13
-    assert OPERATIONS > 300
+    assert driver.storage.operations > 300
 
 
 @pytest.mark.parametrize("seed", seeds(also=range(6)))
 def test_power_loss_at_every_operation_keeps_what_was_flushed(seed: int) -> None:
-    for crash_at in range(OPERATIONS):
-        driver = LogDriver(MemoryStorage(crash_at=crash_at), DAY_CONFIG)
-        with pytest.raises(PowerLoss):
-            live(driver)
-        driver.crash(Random(seed + crash_at))
+    for number, driver in enumerate(stopped_at_every_operation()):
+        driver.crash(Random(seed + number))
         driver.epoch = max(driver.epoch, driver.log.leader_epochs.latest_epoch)
         driver.append()
         driver.flush()
-        driver.crash(Random(seed + crash_at + 1))
+        driver.crash(Random(seed + number + 1))
 
 
 def test_kill_9_at_every_operation_loses_nothing() -> None:
-    for crash_at in range(OPERATIONS):
-        driver = LogDriver(MemoryStorage(crash_at=crash_at), DAY_CONFIG)
-        with pytest.raises(PowerLoss):
-            live(driver)
+    for driver in stopped_at_every_operation():
         appended = list(driver.chain)
         driver.other_chain = driver.other_chain or appended[:-1]  # the append under way may or may not be there
         driver.crash(None)
@@ -339,12 +331,10 @@ def test_power_loss_after_a_refused_write_at_the_end_of_a_segment(seed: int) -> 
 
 
 def test_power_loss_during_recovery_from_power_loss() -> None:
-    for crash_at in range(40, OPERATIONS, 7):
+    for number, stopped in list(enumerate(stopped_at_every_operation()))[40::7]:
         for second in range(0, 30, 2):
-            driver = LogDriver(MemoryStorage(crash_at=crash_at), DAY_CONFIG)
-            with pytest.raises(PowerLoss):
-                live(driver)
-            dice = Random(crash_at * 100 + second)
+            driver = stopped.stopped()
+            dice = Random(number * 100 + second)
             driver.storage.crash(dice)
             driver.storage.crash_at = driver.storage.operations + second
             try:
@@ -413,6 +403,12 @@ class Life(TransactionHistory):
         replica.open()
         replica.log.high_watermark = self.high_watermark
 
+    def stopped(self) -> Life:
+        """Return another life in the same state, whose first replica has just stopped."""
+        made = copy(self)
+        made.replicas, made.chain = [replica.stopped() for replica in self.replicas], list(self.chain)
+        return made
+
     def check_first(self) -> None:
         """The first replica knows what its log says."""
         log = self.log
@@ -431,36 +427,30 @@ def born(storage: MemoryStorage) -> Life:
     return life
 
 
-def lived(storage: MemoryStorage) -> Life:
-    life = born(storage)
+def lived(life: Life) -> Life:
     life.replicas[0].open()
     life.live()
     return life
 
 
-TRANSACTION_OPERATIONS = lived(MemoryStorage()).replicas[0].storage.operations
-
-
 def test_the_script_with_transactions_is_worth_crashing() -> None:
-    life = lived(MemoryStorage())
+    life = lived(born(MemoryStorage()))
     life.check_first()
     assert life.log.segment_count > 5
     assert sum(segment.has_txn_index for segment in life.log.segments) > 3
     assert len(life.log.aborted_transactions(0, life.log.last_stable_offset)) >= 5
-    assert TRANSACTION_OPERATIONS > 200
+    assert life.replicas[0].storage.operations > 200
 
 
 @pytest.mark.parametrize("seed", seeds(also=range(4)))
 @pytest.mark.parametrize("kill", [True, False])
 def test_a_crash_at_any_operation_leaves_what_the_log_says(seed: int, kill: bool) -> None:
     """At every fourth operation; which ones, the seed decides."""
-    for crash_at in range(seed % 4, TRANSACTION_OPERATIONS, 4):
-        life = born(MemoryStorage(crash_at=crash_at))
-        with pytest.raises(PowerLoss):
-            life.replicas[0].open()
-            life.live()
+    whole = born(MemoryStorage())
+    stopped = moments(whole.replicas[0].storage, lambda: lived(whole), whole.stopped)
+    for number, life in list(enumerate(stopped))[seed % 4 :: 4]:
         for again in range(2):
-            life.replicas[0].storage.crash(None if kill else Random(seed + crash_at + again))
+            life.replicas[0].storage.crash(None if kill else Random(seed + number + again))
             life.replicas[0].open()
             life.check_first()
             life.epoch = max(life.epoch, life.log.leader_epochs.latest_epoch)
@@ -477,12 +467,11 @@ def test_a_crash_at_any_operation_leaves_what_the_log_says(seed: int, kill: bool
 def test_a_disk_that_is_full_at_any_moment_changes_nothing_that_is_known(seed: int) -> None:
     """What could not be written is made anew from the log."""
     storage = MemoryStorage()
-    used = lived(storage).replicas[0].storage.used_bytes
+    used = lived(born(storage)).replicas[0].storage.used_bytes
     for room in range(200 + seed % 4 * 100, used(), 400):
         life = born(MemoryStorage(capacity_bytes=room))
         with suppress(StorageFull, OSError):  # what is appended, or the first start
-            life.replicas[0].open()
-            life.live()
+            lived(life)
         if life.replicas[0].opened is None:
             continue
         life.replicas[0].storage.capacity_bytes = 1 << 20
