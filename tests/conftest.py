@@ -38,9 +38,9 @@ SPARK = (
     "test_spark_sink.py",
     "test_readme.py",
 )
-"""Files that run Spark, which takes all cores. One worker of xdist runs them, one after the other: Spark ends a query whose
-Python process has not connected within ten seconds, which cannot be set, and beside other Sparks on a slow machine that is
-too short. Those that use the session `spark` share it."""
+"""Files that run Spark, which takes all cores. One worker of xdist runs them, one after the other: Spark ends a query
+whose Python process has not connected within ten seconds, which no option changes, and beside other Sparks on a slow
+machine that is too short. Those that use the session `spark` share it."""
 
 SLOW_FIRST = (
     *SPARK,

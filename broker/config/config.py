@@ -359,6 +359,16 @@ class BrokerConfig(Settings):
         "further time for twice as long: it serves none of its calls and logins, and closes connections that ask for "
         "one.",
     )
+    max_unused_stream_rate = integer(
+        50,
+        minimum=1,
+        maximum=1_000_000,
+        own=True,
+        doc="Most short produce and fetch streams a second that one user, or one address whose clients have no login, "
+        "gives up before a record went over them; ten times as many at once. One a second of each connection, twenty "
+        "at once, and streams that end with their connection do not count. Above that, the user is shut out, as with "
+        "max.short.stream.rate.",
+    )
     max_call_rate = integer(
         2_000,
         minimum=1,

@@ -2,8 +2,9 @@
 
 `CallLimits`, an interceptor, counts the calls of each user and address, and refuses one too many with
 RESOURCE_EXHAUSTED before its first message is read. A call costs the event loop as much if it is refused. So `ShutOuts`
-finds the users that flood a broker: with streams that they open and give up, or with calls that are refused again and
-again. For some time such a user can neither log in nor call, and the connections on which it goes on are closed.
+finds the users that flood a broker: with streams that end soon, with streams that they give up before any record went
+over them, or with calls that are refused again and again. For some time such a user can neither log in nor call, and
+the connections on which it goes on are closed.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final, NoReturn
 
 import grpc
@@ -34,6 +37,7 @@ logger = logging.getLogger(__name__)
 MAX_STREAMS_PER_USER: Final = "max.streams.per.user"
 MAX_STREAMS_PER_IP: Final = "max.streams.per.ip"
 MAX_SHORT_STREAM_RATE: Final = "max.short.stream.rate"
+MAX_UNUSED_STREAM_RATE: Final = "max.unused.stream.rate"
 MAX_CALL_RATE: Final = "max.call.rate"
 MAX_REFUSED_CALL_RATE: Final = "max.refused.call.rate"
 SHORT_MS: Final = 10_000.0
@@ -45,11 +49,25 @@ MOST_DELAY_MS: Final = 5_000.0
 REFUSED_OF_PEER: Final = 10.0
 """Refused calls a second of one connection that do not count against its user; ten times as many at once. A client that
 waits before it tries again stays below, and so do any number of such clients."""
+_CARRY_RECORDS: Final = frozenset({"/raftlog.v1.Log/Produce", "/raftlog.v1.Log/Fetch"})
+UNUSED_BURST_MS: Final = 10_000.0
+"""A user may give up at once as many unused streams as its rate allows in this time."""
+UNUSED_OF_PEER: Final = 1.0
+"""Unused streams a second that one connection may give up and that do not count against its user; twenty times as many
+at once. So a fleet of clients that all end soon after their start is no flood."""
 _REFUSED: Final = grpc.StatusCode.RESOURCE_EXHAUSTED
 """A stream with this status was refused for a limit, or ended for a quota. It is not a short one."""
 SHUT_OUT_MS: Final = 60_000.0
 """How long a user that had too many is shut out; twice as long each further time, until it has kept within the rate."""
 MAX_SHUT_OUT_MS: Final = 3_600_000.0
+
+
+_FLOODS: Final = {
+    MAX_SHORT_STREAM_RATE: "opened and ended streams",
+    MAX_UNUSED_STREAM_RATE: "given up streams without using them",
+    MAX_REFUSED_CALL_RATE: "gone on with calls that were refused",
+}
+"""What a user has done that is shut out, by the limit."""
 
 
 class ShutOuts:
@@ -87,14 +105,17 @@ class ShutOuts:
         """Return the limit for which a name is shut out."""
         return self._shut_out[name].limit
 
-    def count(self, name: str, kind: str, rate: float, now_ms: float) -> None:
-        """Count a call of a kind that may come `rate` times a second. Those of a name that is shut out do not count."""
+    def count(self, name: str, kind: str, rate: float, now_ms: float, burst_ms: float = BURST_MS) -> None:
+        """Count a call of a kind that may come `rate` times a second, and at once as often as in `burst_ms`.
+
+        Those of a name that is shut out do not count.
+        """
         pace = self._shut_out.get(name) or remembered(self._paces, name, self._Pace, self._most)
         if now_ms < pace.until_ms:
             return
         bucket = pace.buckets.get(kind)
         if bucket is None:
-            bucket = pace.buckets[kind] = TokenBucket(rate, BURST_MS)
+            bucket = pace.buckets[kind] = TokenBucket(rate, burst_ms)
         bucket.take(1, now_ms)
         if bucket.ready_at_ms(now_ms) > now_ms and (name in self._shut_out or self._has_room(now_ms)):
             again = now_ms - pace.until_ms < pace.shut_out_ms
@@ -156,6 +177,23 @@ class CallRates:
         return remembered(self._calls, name, lambda: self._Calls(TokenBucket(self._rate, BURST_MS)), self._most)
 
 
+@dataclass(slots=True)
+class _Stream:
+    """A stream that is served by this task."""
+
+    is_unused: bool
+
+
+_stream: ContextVar[_Stream] = ContextVar("stream")
+
+
+def note_used_stream() -> None:
+    """Say of the stream that this task serves, before it ends, that records went over it."""
+    stream = _stream.get(None)
+    if stream is not None:
+        stream.is_unused = False
+
+
 class CallLimits(RewrittenHandlers):
     """Bounds the calls of each user, or of each address whose clients have no login. Runs after the identification.
 
@@ -173,16 +211,18 @@ class CallLimits(RewrittenHandlers):
         clock: Clock,
         *,
         short_rate: float,
+        unused_rate: float,
         call_rate: float,
         refused_rate: float,
         shut_outs: ShutOuts | None = None,
     ) -> None:
-        """`per_user`, `per_ip`: open streams. `short_rate`, `call_rate`, `refused_rate`: short streams, unary calls
-        and refused calls a second."""
+        """`per_user`, `per_ip`: open streams. `short_rate`, `unused_rate`, `call_rate`, `refused_rate`: short streams,
+        short ones without a record that were given up, unary calls and refused calls a second."""
         super().__init__()
         self._per_user = per_user
         self._per_ip = per_ip
         self._short_rate = short_rate
+        self._unused_rate = unused_rate
         self._refused_rate = refused_rate
         self._calls = CallRates(call_rate)
         self._shut_outs = ShutOuts() if shut_outs is None else shut_outs
@@ -190,11 +230,14 @@ class CallLimits(RewrittenHandlers):
         self._open: Counter[tuple[str, str]] = Counter()
         self._peers: dict[str, TokenBucket] = {}
         """Refused calls by connection."""
+        self._unused_of_peers: dict[str, TokenBucket] = {}
         self._logged = Rarely()
         self.refused: Counter[str] = Counter()
         """Refused calls and logins, by the limit."""
         self.end_connection: Callable[[str, str], None] = lambda peer, limit: None
         """Closes the connection of a peer, for a limit; the listener's, once there is one."""
+        self.is_connected: Callable[[str], bool] = lambda peer: False
+        """Whether the connection of a peer is certainly there; the listener's, likewise."""
 
     @property
     def open(self) -> int:
@@ -205,7 +248,9 @@ class CallLimits(RewrittenHandlers):
         """Return the handler with the check before it."""
         if method == AUTHENTICATE:
             return handler
-        return preceded(handler, self._enter if handler.unary_unary is None else self._enter_call)
+        if handler.unary_unary is not None:
+            return preceded(handler, self._enter_call)
+        return preceded(handler, partial(self._enter, carries_records=method in _CARRY_RECORDS))
 
     def shut_out(self, name: str, host: str) -> BrokerOverloaded | None:
         """Count, and log rarely, what a user or address asks for while it is shut out, and return the refusal of it.
@@ -217,7 +262,7 @@ class CallLimits(RewrittenHandlers):
             return None
         limit = self._shut_outs.limit_of(name)
         self._note(limit, name, host)
-        what = "opened and ended streams" if limit == MAX_SHORT_STREAM_RATE else "gone on with calls that were refused"
+        what = _FLOODS[limit]
         return BrokerOverloaded(f"{name} has {what} too fast ({limit}); it may come back in {left_ms / 1_000:.0f} s")
 
     def served(self, who: Caller) -> float:
@@ -285,8 +330,8 @@ class CallLimits(RewrittenHandlers):
             text = f"{name} makes too many calls a second ({MAX_CALL_RATE}); try again in {delay_ms:.0f} ms"
             await self._refuse(context, MAX_CALL_RATE, name, host, ThrottlingQuotaExceeded(text, max(1, int(delay_ms))))
 
-    async def _enter(self, context: Any) -> None:
-        """Count a stream until its task ends, or abort it."""
+    async def _enter(self, context: Any, *, carries_records: bool) -> None:
+        """Count a stream until its task ends, or abort it. `carries_records`: that is what such a stream is for."""
         user, host, name = self._who(context)
         if not name:
             return
@@ -301,6 +346,9 @@ class CallLimits(RewrittenHandlers):
         begun_ms = self._clock.monotonic_ms()
         task = asyncio.current_task()
         assert task is not None, "gRPC serves each call in a task"
+        peer = context.peer()  # of a call that is over, gRPC does not tell it
+        stream = _Stream(is_unused=carries_records)
+        _stream.set(stream)
         counted = [(key, counted_by) for key, counted_by, _ in places]
         self._open.update(counted)
 
@@ -312,8 +360,18 @@ class CallLimits(RewrittenHandlers):
             ended_ms = self._clock.monotonic_ms()
             if ended_ms - begun_ms < SHORT_MS and context.code() != _REFUSED:
                 self._shut_outs.count(name, MAX_SHORT_STREAM_RATE, self._short_rate, ended_ms)
+                if stream.is_unused:
+                    self._count_unused(peer, name, ended_ms)
 
         task.add_done_callback(leave)
+
+    def _count_unused(self, peer: str, name: str, now_ms: float) -> None:
+        """Count a short stream without a record, unless it has ended with its connection."""
+        of_peer = remembered(self._unused_of_peers, peer, lambda: TokenBucket(UNUSED_OF_PEER, 20_000.0))
+        if of_peer.ready_at_ms(now_ms) <= now_ms:
+            of_peer.take(1, now_ms)
+        elif self.is_connected(peer):
+            self._shut_outs.count(name, MAX_UNUSED_STREAM_RATE, self._unused_rate, now_ms, UNUSED_BURST_MS)
 
     def count_refused(self, context: Any) -> None:
         """Count a call that was refused for a limit or a quota: a caller that goes on regardless is shut out.

@@ -323,6 +323,8 @@ SHARE_OF_TIME: Final = 0.02
 """Looking takes at most this share of a core: with very many connections, the pauses grow."""
 URGENT_SHARE_OF_TIME: Final = 0.1
 """The same while a connection is to be shut down that no look has seen."""
+_ESTABLISHED: Final = b"\x01"
+"""The state of a TCP connection, the first byte of Linux' TCP_INFO."""
 _DESCRIPTORS: Final = "/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"
 
 
@@ -373,6 +375,11 @@ class ConnectionWatch:
         else:
             self._ending[address] = limit
             self._is_urgent.set()
+
+    def is_connected(self, peer: str) -> bool:
+        """Return whether a look has seen the connection of a gRPC peer, and neither end has closed it since."""
+        found = self._peers.get(address_of(peer))
+        return found is not None and _is_established(found)
 
     def logged_in(self, peer: str) -> None:
         """Note that a gRPC peer has made a call with a login."""
@@ -539,6 +546,17 @@ class ConnectionWatch:
 def address_of(peer: str) -> tuple[str, int]:
     """Return the address and port of a gRPC peer, `ipv4:127.0.0.1:4321`."""
     return host_of(peer), int(peer.rpartition(":")[2])
+
+
+def _is_established(found: _Found) -> bool:
+    """Return whether neither end of a connection has closed it; False where the system does not say."""
+    try:
+        with socket.socket(fileno=os.dup(found.fd)) as own:
+            if os.fstat(own.fileno()).st_ino != found.inode:
+                return False
+            return own.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1) == _ESTABLISHED
+    except (AttributeError, OSError):
+        return False
 
 
 def _shut_down(found: _Found) -> None:

@@ -109,6 +109,12 @@ class Listener:
         elif self._front is not None:
             self._front.end(peer, limit)
 
+    def is_connected(self, peer: str) -> bool:
+        """Return whether the connection of a gRPC peer is certainly there."""
+        if self._watch is not None:
+            return self._watch.is_connected(peer)
+        return self._front is not None and self._front.is_connected(peer)
+
     def logged_in(self, peer: str) -> None:
         """Note that a gRPC peer has made a call that was let in."""
         if self._watch is not None:
@@ -221,6 +227,10 @@ class EitherFront:
         if opened is not None and self._limits is not None:
             self._limits.refused[limit] += 1
             opened.end()
+
+    def is_connected(self, peer: str) -> bool:
+        """As `Listener.is_connected`."""
+        return address_of(peer)[1] in self._opened
 
     async def close(self) -> None:
         """Stop accepting, and end all connections."""

@@ -127,6 +127,8 @@ class ProduceSession:
 
         `many`: the client may send several requests in a message, and reads several answers in one.
         """
+        self.has_carried = False
+        """Whether a batch that came over the stream was taken."""
         self._many = many
         self._who = who
         self._quotas = quotas
@@ -422,6 +424,7 @@ class ProduceSession:
         except RaftlogError:
             counted.failed_produces += 1
             raise
+        self.has_carried = True
         appended = partition.log_end_offset - end_offset  # 0 for a batch that was in the log already
         counted.records_in += appended
         counted.bytes_in += len(part.records) if appended else 0

@@ -321,6 +321,7 @@ class BrokerRole:
             config.max_streams_per_ip,
             clock,
             short_rate=config.max_short_stream_rate,
+            unused_rate=config.max_unused_stream_rate,
             call_rate=config.max_call_rate,
             refused_rate=config.max_refused_call_rate,
         )
@@ -418,6 +419,7 @@ class BrokerRole:
             self._observed.registry.register(SecurityMetrics(self._observed.counters, security.count_authenticated))
         listener = listen_for_clients(server, self._config, self._tls, self._connections, self._clock)
         self._calls.end_connection = listener.end_connection
+        self._calls.is_connected = listener.is_connected
         if security.interceptor is not None:
             security.interceptor.logged_in = listener.logged_in
             security.interceptor.turn_out = self._calls.turn_out

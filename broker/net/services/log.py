@@ -17,6 +17,7 @@ from grpc import aio
 from broker.config.config import BrokerConfig
 from broker.coordinator.internal_topics import refuse_internal
 from broker.coordinator.transactions.verifier import ProducerChecks
+from broker.net.calls import note_used_stream
 from broker.net.interceptors import send_headers, sends_many_requests
 from broker.net.services.calls import Answer, end_stream
 from broker.partition.fetch_session import AT_A_TIME, MAX_PARTS, FetchSession, readable_end
@@ -113,7 +114,7 @@ class LogService:
             quotas=self._quotas,
             many=many,
         )
-        await self._stream("produce", context, session.run(request_iterator, context))
+        await self._stream("produce", context, session, session.run(request_iterator, context))
 
     async def Fetch(
         self, request_iterator: AsyncIterator[log_pb2.FetchRequest], context: aio.ServicerContext[Any, Any]
@@ -127,13 +128,17 @@ class LogService:
             who=caller.get(),
             quotas=self._quotas,
         )
-        await self._stream("fetch", context, session.run(request_iterator, context))
+        await self._stream("fetch", context, session, session.run(request_iterator, context))
 
     async def _stream(
-        self, kind: str, context: aio.ServicerContext[Any, Any], session: Coroutine[Any, Any, None]
+        self,
+        kind: str,
+        context: aio.ServicerContext[Any, Any],
+        session: ProduceSession | FetchSession,
+        running: Coroutine[Any, Any, None],
     ) -> None:
         if self._streams >= self._config.max_streams:
-            session.close()
+            running.close()
             await end_stream(
                 context,
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -142,12 +147,14 @@ class LogService:
         self._streams += 1
         self._registry.counters.streams[kind] += 1
         try:
-            await session
+            await running
         except InvalidRequestError as error:
             await end_stream(context, grpc.StatusCode.INVALID_ARGUMENT, error)
         except (BrokerOverloaded, ThrottlingQuotaExceeded) as error:
             await end_stream(context, grpc.StatusCode.RESOURCE_EXHAUSTED, error)
         finally:
+            if session.has_carried:
+                note_used_stream()
             self._streams -= 1
             self._registry.counters.streams[kind] -= 1
 

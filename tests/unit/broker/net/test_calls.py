@@ -19,11 +19,13 @@ from broker.net.calls import (
     MAX_CALL_RATE,
     MAX_REFUSED_CALL_RATE,
     MAX_SHORT_STREAM_RATE,
+    MAX_UNUSED_STREAM_RATE,
     MOST_DELAY_MS,
     SHUT_OUT_MS,
     CallLimits,
     CallRates,
     ShutOuts,
+    note_used_stream,
 )
 from broker.net.connections import ConnectionLimits, ConnectionWatch, limits_of
 from broker.net.interceptors import RewrittenHandlers, preceded
@@ -39,6 +41,8 @@ CONFIG = {"node.id": 1, "log.dirs": "/nowhere", "listeners": "127.0.0.1:0"}
 WAIT_S = 60.0
 OWN = [("grpc.use_local_subchannel_pool", 1)]
 """A connection of its own."""
+USED = b"used"
+"""A message after which the stream counts as used."""
 
 
 # Who is shut out
@@ -155,12 +159,18 @@ class _As(RewrittenHandlers):
         return preceded(handler, identify)
 
 
-def handlers() -> grpc.GenericRpcHandler:
+def handlers() -> tuple[grpc.GenericRpcHandler, grpc.GenericRpcHandler]:
     async def echo(request: bytes, context: Any) -> bytes:
         return request
 
     async def stream(requests: Any, context: Any) -> None:
         async for request in requests:
+            await context.write(request)
+
+    async def fetch(requests: Any, context: Any) -> None:
+        async for request in requests:
+            if request == USED:
+                note_used_stream()
             await context.write(request)
 
     async def over_quota(requests: Any, context: Any) -> None:
@@ -173,13 +183,14 @@ def handlers() -> grpc.GenericRpcHandler:
             "Stream": grpc.stream_stream_rpc_method_handler(stream),
             "OverQuota": grpc.stream_stream_rpc_method_handler(over_quota),
         },
-    )
+    ), grpc.method_handlers_generic_handler("raftlog.v1.Log", {"Fetch": grpc.stream_stream_rpc_method_handler(fetch)})
 
 
 def call_limits(
     most: int = 1_000,
     *,
     short_rate: float = 1e6,
+    unused_rate: float = 1e6,
     call_rate: float = 1e6,
     refused_rate: float = 1e6,
     shut_outs: ShutOuts | None = None,
@@ -189,6 +200,7 @@ def call_limits(
         most,
         SystemClock(),
         short_rate=short_rate,
+        unused_rate=unused_rate,
         call_rate=call_rate,
         refused_rate=refused_rate,
         shut_outs=shut_outs,
@@ -198,7 +210,7 @@ def call_limits(
 @asynccontextmanager
 async def serving(limits: CallLimits, *inner: aio.ServerInterceptor) -> AsyncIterator[int]:
     running = aio.server(interceptors=[_As(), limits, *inner])
-    running.add_generic_rpc_handlers((handlers(),))
+    running.add_generic_rpc_handlers(handlers())
     port = running.add_insecure_port("127.0.0.1:0")
     await running.start()
     try:
@@ -212,7 +224,7 @@ async def watched(port: int, limits: CallLimits) -> AsyncIterator[ConnectionLimi
     """Lets the limits close connections."""
     connections = limits_of(BrokerConfig.from_values(CONFIG), MetadataImage)
     watch = ConnectionWatch(port, connections, SystemClock())
-    limits.end_connection = watch.end
+    limits.end_connection, limits.is_connected = watch.end, watch.is_connected
     watching = asyncio.create_task(watch.run())
     try:
         yield connections
@@ -320,6 +332,81 @@ def test_the_connections_of_a_user_that_opens_and_ends_streams_too_fast_are_clos
                 assert await asyncio.wait_for(call.read(), WAIT_S) == b"y"
             (await opened(honest, "User:alice")).cancel()
             await call_as(honest, "User:alice")
+
+    asyncio.run(work())
+
+
+async def given_up(channel: aio.Channel, who: str, how_many: int, message: bytes) -> None:
+    """Open streams of fetch one after the other, send a message and give each up."""
+    method: Any = channel.stream_stream("/raftlog.v1.Log/Fetch")
+    for _ in range(how_many):
+        call = method(metadata=metadata_of(who))
+        await call.write(message)
+        assert await asyncio.wait_for(call.read(), WAIT_S) == message
+        call.cancel()
+
+
+def test_who_gives_up_streams_that_it_has_not_used_is_shut_out_sooner() -> None:
+    async def work() -> None:
+        shut_outs = ShutOuts()
+        limits = call_limits(unused_rate=5, shut_outs=shut_outs)  # 50 at once, and 20 of each connection
+        async with (
+            serving(limits) as port,
+            watched(port, limits) as connections,
+            aio.insecure_channel(f"127.0.0.1:{port}", OWN) as theirs,
+            aio.insecure_channel(f"127.0.0.1:{port}", OWN) as honest,
+        ):
+            stays = await opened(theirs, "User:mallory")
+            await given_up(honest, "User:alice", 1, USED)
+            await until(lambda: connections.total == 2)
+            await given_up(honest, "User:alice", 300, USED)
+            await given_up(honest, "User:alice", 60, b"not used")
+            await until(lambda: limits.open == 2)  # by user and by address: the one that stays
+            assert shut_outs.until_ms("User:alice") == 0
+            with contextlib.suppress(aio.AioRpcError):
+                await given_up(theirs, "User:mallory", 200, b"not used")
+            assert shut_outs.until_ms("User:mallory") > 0
+            assert shut_outs.limit_of("User:mallory") == MAX_UNUSED_STREAM_RATE
+            refusal = limits.shut_out("User:mallory", "127.0.0.1")
+            assert "given up streams without using them too fast (max.unused.stream.rate)" in str(refusal)
+            stays.cancel()
+
+    asyncio.run(work())
+
+
+def test_unused_streams_that_end_with_their_connection_are_not_given_up() -> None:
+    """A network breaks, or clients are killed: that is no flood."""
+
+    async def work() -> None:
+        shut_outs = ShutOuts()
+        limits = call_limits(unused_rate=1, shut_outs=shut_outs)
+        ends: list[asyncio.StreamWriter] = []
+
+        async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            with contextlib.suppress(ConnectionError):
+                while data := await reader.read(1 << 16):
+                    writer.write(data)
+
+        async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            onwards, back = await asyncio.open_connection("127.0.0.1", port)
+            ends.extend((writer, back))
+            await asyncio.gather(forward(reader, back), forward(onwards, writer))
+
+        async with serving(limits) as port, watched(port, limits) as connections:
+            network = await asyncio.start_server(relay, "127.0.0.1")
+            between = network.sockets[0].getsockname()[1]
+            async with network, aio.insecure_channel(f"127.0.0.1:{between}", OWN) as channel:
+                method: Any = channel.stream_stream("/raftlog.v1.Log/Fetch")
+                for _ in range(90):
+                    call = method(metadata=metadata_of("User:alice"))
+                    await call.write(b"not used")
+                    assert await asyncio.wait_for(call.read(), WAIT_S) == b"not used"
+                await until(lambda: connections.total == 1)
+                assert limits.open > 0
+                for each in ends:
+                    each.transport.abort()
+                await until(lambda: limits.open == 0)
+        assert shut_outs.until_ms("User:alice") == 0
 
     asyncio.run(work())
 
