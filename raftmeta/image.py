@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Generic, TypeVar
 from zlib import crc32
 
@@ -66,8 +67,12 @@ class PersistentMap(Mapping[K, V], Generic[K, V]):
         return isinstance(key, (str, bytes)) and key in self._buckets[_bucket(key)]
 
     def __iter__(self) -> Iterator[K]:
-        for bucket in self._buckets:
-            yield from bucket
+        return chain.from_iterable(filter(None, self._buckets))
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, PersistentMap):
+            return self._buckets == other._buckets  # shared buckets are not looked into
+        return super().__eq__(other)
 
     def __len__(self) -> int:
         return self._length

@@ -30,6 +30,8 @@ def test_every_version_stays_what_it_was(start: dict[str, int], changes: list[li
         versions.append((builder.build(), model))
     for version, model in versions:
         assert version == model
+        assert [version == other for other, _ in versions] == [model == other for _, other in versions]
+        assert version == PersistentMap(model)
         assert len(version) == len(model)
         assert sorted(version) == sorted(model)
         assert all(version[key] == value and key in version for key, value in model.items())
