@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import io
-import pickle
-import threading
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
 from random import Random
-from typing import Any
+from typing import Self
 
 import pyarrow as pa
 
@@ -61,16 +58,6 @@ def rows_of(decoded: DecodedBatch) -> list[Record]:
     return found
 
 
-class _Saver(pickle.Pickler):
-    """Saves what runs; a lock, which is not held between two calls, is made anew. Fails at functions within others."""
-
-    def reducer_override(self, saved: object) -> Any:
-        for make in (threading.Lock, threading.RLock):
-            if isinstance(saved, type(make())):
-                return make, ()
-        return NotImplemented
-
-
 class KeyedLog:
     """The log of one compacted partition; every record that was ever appended is remembered in `written`."""
 
@@ -90,25 +77,12 @@ class KeyedLog:
         self.log = self.manager.create("topic", TOPIC_ID, 0, self.config)
         self.log.high_watermark = self.log.log_end_offset
 
-    def stopped(self) -> KeyedLog:
+    def stopped(self) -> Self:
         """Return another machine in the same state, where nothing runs any more: `stop` starts it."""
         made = copy(self)
         made.storage, made.clock, made.written = self.storage.copy(), replace(self.clock), list(self.written)
         del made.manager, made.log
         return made
-
-    def saved(self) -> bytes:
-        """Return this machine with all that runs on it, for `restored`."""
-        saved = io.BytesIO()
-        _Saver(saved).dump(self)
-        return saved.getvalue()
-
-    @staticmethod
-    def restored(saved: bytes) -> KeyedLog:
-        """Return another machine in the state that was saved: its broker goes on from there."""
-        log = pickle.loads(saved)  # noqa: S301 # by `saved`
-        assert isinstance(log, KeyedLog)
-        return log
 
     def append(self, *rows: tuple[bytes | None, bytes | None], **fields: object) -> int:
         """Append one batch, not yet committed; return its base offset."""

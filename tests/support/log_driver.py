@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
+import pickle
+import threading
 from dataclasses import dataclass, field, replace
 from random import Random
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import pyarrow as pa
 
@@ -16,6 +19,7 @@ from broker.log.storage import Storage
 from raftlog.format import Columns, encode_batch, iter_headers, pack_stamp, parse_header, validate_produced
 from tests.support.memory_storage import MemoryStorage
 
+_T = TypeVar("_T")
 TOPIC_ID = bytes(range(16))
 LOG_DIR = "/data"
 PRODUCERS = (7, 9, -1, 7)
@@ -82,6 +86,30 @@ def open_manager(
     manager = LogManager(storage, log_dirs, config or LogConfig(), clock or FakeClock())
     manager.open(cluster_id="cluster", node_id=1)
     return manager
+
+
+class _Saver(pickle.Pickler):
+    """Saves what runs; a lock, which is not held between two calls, is made anew. Fails at functions within others."""
+
+    def reducer_override(self, saved: object) -> Any:
+        for make in (threading.Lock, threading.RLock):
+            if isinstance(saved, type(make())):
+                return make, ()
+        return NotImplemented
+
+
+def saved(driver: object) -> bytes:
+    """Return a machine with its model and with all that runs on it, for `restored`."""
+    kept = io.BytesIO()
+    _Saver(kept).dump(driver)
+    return kept.getvalue()
+
+
+def restored(kind: type[_T], kept: bytes) -> _T:
+    """Return another machine in the state that was saved: its broker goes on from there."""
+    made = pickle.loads(kept)  # noqa: S301 # by `saved`
+    assert isinstance(made, kind)
+    return made
 
 
 @dataclass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from random import Random
+from typing import Self
 
 from broker.log.cleaner import clean, committed_end, plan_cleaning
 from broker.log.config import LogConfig
@@ -38,6 +39,14 @@ class TransactionalKeyedLog(KeyedLog):
         self.markers_below: int | None = None
         """Up to where all replicas have the log; None: there is this one only."""
         super().__init__(config)
+
+    def stopped(self) -> Self:
+        """Return another machine in the same state, where nothing runs any more: `stop` starts it."""
+        made = super().stopped()
+        made.epochs, made.sequences = dict(self.epochs), dict(self.sequences)
+        made.pending = {producer_id: list(records) for producer_id, records in self.pending.items()}
+        made.decided = list(self.decided)
+        return made
 
     def produce(self, producer_id: int, *rows: tuple[bytes | None, bytes | None]) -> int:
         """Append a batch to the transaction of a producer, which begins one if none is open; return its offset."""

@@ -14,6 +14,7 @@ from broker.log.config import LogConfig
 from raftlog.errors import RaftlogError
 from tests.support.fresh import seeds
 from tests.support.keyed_log import KeyedLog
+from tests.support.log_driver import restored, saved
 from tests.support.memory_storage import Fault, MemoryStorage, PowerLoss, moments
 
 CONFIG = LogConfig(
@@ -43,12 +44,12 @@ def _filled() -> bytes:
     log.append((b"end", b"end"))
     log.commit()
     log.manager.run_housekeeping_once(log.clock.now)
-    return log.saved()
+    return saved(log)
 
 
 def filled() -> KeyedLog:
     """A log that was compacted once, has tombstones that are due, and has grown since."""
-    return KeyedLog.restored(_filled())
+    return restored(KeyedLog, _filled())
 
 
 def day(log: KeyedLog) -> None:

@@ -7,7 +7,7 @@ import errno
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from random import Random
 from typing import Any
 
@@ -29,7 +29,7 @@ from raftlog.errors import (
 )
 from raftlog.format import Attributes, iter_headers, parse_batch, validate_produced
 from raftlog.types import OffsetAndTimestamp
-from tests.support.log_driver import LOG_DIR, LogDriver, timed_batch
+from tests.support.log_driver import LOG_DIR, LogDriver, restored, saved, timed_batch
 from tests.support.memory_storage import Fault, MemoryStorage, PowerLoss
 
 
@@ -553,8 +553,8 @@ CONFIG = LogConfig(segment_bytes=1_100, index_interval_bytes=100, file_delete_de
 Change = Callable[[LogDriver], None]
 
 
-def lived() -> LogDriver:
-    """Return a log of several segments and epochs, with deleted records at its front."""
+@cache
+def _lived() -> bytes:
     driver = LogDriver(MemoryStorage(), CONFIG)
     driver.open()
     for epoch in (1, 4):
@@ -565,7 +565,12 @@ def lived() -> LogDriver:
     driver.checkpoint()
     driver.delete_records(5)  # the first segment is detached, its files are there until the next checkpoint
     assert driver.log.segment_count > 3
-    return driver
+    return saved(driver)
+
+
+def lived() -> LogDriver:
+    """Return a log of several segments and epochs, with deleted records at its front."""
+    return restored(LogDriver, _lived())
 
 
 BASES = [segment.base_offset for segment in lived().log.segments]
@@ -623,19 +628,19 @@ def test_what_the_disk_refuses_half_way_is_done_by_the_next_attempt(name: str) -
     count = changes_of(change)
     assert count >= 2
     for number in range(count):
-        for seed in range(3):
-            driver = lived()
-            refusing = Refusing(driver, number)
-            with contextlib.suppress(StorageError, StorageFull):
-                change(driver)
-            assert refusing.refused
-            assert not driver.manager.offline_dirs  # type: ignore[union-attr] # opened
-            driver.storage.on_step = None
+        driver = lived()
+        refusing = Refusing(driver, number)
+        with contextlib.suppress(StorageError, StorageFull):
             change(driver)
-            driver.starting_over = False
-            driver.check()
-            continued(driver)
-            driver.crash(Random(seed))
+        assert refusing.refused
+        assert not driver.manager.offline_dirs  # type: ignore[union-attr] # opened
+        driver.storage.on_step = None
+        change(driver)
+        driver.starting_over = False
+        driver.check()
+        continued(driver)
+        for seed in range(3):
+            driver.stopped().crash(Random(seed))
 
 
 @pytest.mark.parametrize("name", CHANGES)
@@ -659,33 +664,34 @@ def test_nothing_is_appended_behind_what_is_half_done(name: str) -> None:
     change = CHANGES[name]
     unfinished = 0
     for number in range(changes_of(change)):
+        driver = lived()
+        Refusing(driver, number)
+        try:
+            change(driver)
+        except RaftlogError:
+            pass
+        else:
+            continue  # refused where it does no harm
+        driver.storage.on_step = None
+        log, batch = driver.log, timed_batch([5], 100, fill=9)
+        stamped = 20
+        if not log.has_unfinished_cut:
+            continue
+        unfinished += 1
+        with pytest.raises(StorageError, match="was being truncated"):
+            log.append(batch, validate_produced(batch), leader_epoch=stamped, now_ms=1)
+        log.finish_cut()
+        start, end = log.log_start_offset, log.log_end_offset
+        for _ in range(4):
+            log.append(batch, validate_produced(batch), leader_epoch=stamped, now_ms=1)
+        log.flush()
         for seed in range(3):
-            driver = lived()
-            Refusing(driver, number)
-            try:
-                change(driver)
-            except RaftlogError:
-                pass
-            else:
-                continue  # refused where it does no harm
-            driver.storage.on_step = None
-            log, batch = driver.log, timed_batch([5], 100, fill=9)
-            stamped = 20
-            if not log.has_unfinished_cut:
-                continue
-            unfinished += 1
-            with pytest.raises(StorageError, match="was being truncated"):
-                log.append(batch, validate_produced(batch), leader_epoch=stamped, now_ms=1)
-            log.finish_cut()
-            start, end = log.log_start_offset, log.log_end_offset
-            for _ in range(4):
-                log.append(batch, validate_produced(batch), leader_epoch=stamped, now_ms=1)
-            log.flush()
-            driver.storage.crash(Random(seed))
-            driver.open()
-            log = driver.log
-            assert (log.log_start_offset, log.log_end_offset) == (start, end + 4)
-            assert log.leader_epochs.latest_epoch == stamped
+            stopped = driver.stopped()
+            stopped.storage.crash(Random(seed))
+            stopped.open()
+            found = stopped.log
+            assert (found.log_start_offset, found.log_end_offset) == (start, end + 4)
+            assert found.leader_epochs.latest_epoch == stamped
     assert unfinished
 
 
@@ -693,15 +699,15 @@ def test_nothing_is_appended_behind_what_is_half_done(name: str) -> None:
 def test_power_loss_after_a_refusal_leaves_what_was_or_what_will_be(name: str) -> None:
     change = CHANGES[name]
     for number in range(changes_of(change)):
+        driver = lived()
+        Refusing(driver, number)
+        try:
+            change(driver)
+        except RaftlogError:
+            driver.durable_end = min(driver.durable_end, driver.end)
+        driver.storage.on_step = None
         for seed in range(4):
-            driver = lived()
-            Refusing(driver, number)
-            try:
-                change(driver)
-            except RaftlogError:
-                driver.durable_end = min(driver.durable_end, driver.end)
-            driver.storage.on_step = None
-            driver.crash(Random(seed))
+            driver.stopped().crash(Random(seed))
 
 
 def test_a_roll_and_retention_in_the_middle_of_a_truncation() -> None:
