@@ -483,6 +483,13 @@ class BrokerConfig(Settings):
         maximum=1 << 30,
         doc="Memory for the keys of one compaction; records whose keys do not fit wait for the next one.",
     )
+    num_recovery_threads_per_data_dir = integer(
+        4,
+        minimum=1,
+        maximum=1_000,
+        doc="Logs of each log directory that are recovered at a time at the start, and flushed at a time at the end. "
+        "Most of both is waiting for the disk, which does several fsyncs at once.",
+    )
     log_cleaner_io_max_bytes_per_second = size_bytes(
         MAX_INT64,
         minimum=1 * KIB,

@@ -34,7 +34,8 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final, NamedTuple
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, NamedTuple, TypeVar
 
 from broker.clock import Clock
 from broker.log.config import LogConfig
@@ -59,6 +60,9 @@ from broker.log.storage import Storage
 from raftlog.errors import CorruptRecordError, RaftlogError, StorageError
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 _MARK: Final = "~"
 NEW_PREFIX: Final = f"{_MARK}new-"
@@ -253,6 +257,14 @@ class CorruptLog(NamedTuple):
     error: CorruptRecordError
 
 
+class _Identified(NamedTuple):
+    """A log's directory that was found at the start, and whose it is."""
+
+    log_dir: LogDir
+    path: str
+    metadata: PartitionMetadata
+
+
 class LogManager:
     """The logs of a broker. Thread-safe.
 
@@ -269,7 +281,10 @@ class LogManager:
         on_dir_offline: OnDirOffline | None = None,
         cache: SegmentCache | None = None,
         producer_limits: ProducerLimits | None = None,
+        threads: int = 1,
     ) -> None:
+        """`threads`: how many logs are opened, or made durable at the end, at a time; 1: in the caller's thread."""
+        self._threads = threads
         self.on_dir_offline = on_dir_offline
         """Called once for each failed directory with the logs in it, in the thread that met the error."""
         self._storage = storage
@@ -436,9 +451,13 @@ class LogManager:
             if all(log_dir.offline_reason is not None for log_dir in self._dirs):
                 reasons = "; ".join(str(reason) for reason in self.offline_dirs.values())
                 raise StorageError(f"no log directory works: {reasons}")
-            for number, (log_dir, path) in enumerate(found, 1):
-                if log_dir.offline_reason is None:
-                    self._open_log(log_dir, path)
+            identified = self._identify(found)
+            others = len(found) - len(identified)
+            opened = zip(identified, self._each(self._open_log, identified), strict=True)
+            for number, ((log_dir, path, metadata), log) in enumerate(opened, others + 1):
+                if log is not None and log_dir.offline_reason is None:
+                    self._logs[metadata.topic_id, metadata.partition] = log
+                    self._log_counts[log_dir] += 1
                 if progress is not None:
                     progress(number, len(found), path)
             self._unread_dirs = [log_dir for log_dir in self._dirs if log_dir.offline_reason is not None]
@@ -450,41 +469,71 @@ class LogManager:
                 log_dir.release()
             raise
 
-    def _open_log(self, log_dir: LogDir, path: str) -> None:
-        metadata: PartitionMetadata | None = None
-        try:
-            metadata = load_partition_metadata(self._storage, path)
-            if metadata is None:
-                raise CorruptRecordError(f"{path} has lost its {PARTITION_METADATA}")
-            key = (metadata.topic_id, metadata.partition)
-            other = self._logs.get(key) or self.corrupt_logs.get(key)
-            if other is not None:
-                raise CorruptRecordError(
-                    f"{path} and {other.directory} both claim to be {metadata.topic}-{metadata.partition}"
-                )
-            damage = load_damage(self._storage, path)
-            if damage is not None:
-                raise CorruptRecordError(
-                    f"{damage} (found while the log was online; once {path} is mended, remove {path}/{DAMAGED})"
-                )
-            self._logs[key] = self._recover(log_dir, path, metadata, self._defaults)
-            self._log_counts[log_dir] += 1
-        except CorruptRecordError as error:
-            logger.error(
-                "log is damaged and not served", extra={"event": "log_damaged", "path": path, "error": str(error)}
-            )
-            if metadata is None:
-                log_dir.fail(error, f"opening {path}")
-            else:
+    def _identify(self, found: Sequence[tuple[LogDir, str]]) -> list[_Identified]:
+        """Return the logs that are to be opened: neither known to be damaged nor claimed by two directories."""
+        good: dict[PartitionKey, _Identified] = {}
+        for log_dir, path in found:
+            metadata: PartitionMetadata | None = None
+            if log_dir.offline_reason is not None:
+                continue
+            try:
+                metadata = load_partition_metadata(self._storage, path)
+                if metadata is None:
+                    raise CorruptRecordError(f"{path} has lost its {PARTITION_METADATA}")
                 key = (metadata.topic_id, metadata.partition)
-                former = self._logs.pop(key, None)
-                if former is not None:
-                    self._log_counts[former.log_dir] -= 1
-                self.corrupt_logs[key] = CorruptLog(log_dir, path, error)
-        except OSError as error:
+                corrupt, other = self.corrupt_logs.get(key), good.pop(key, None)
+                first = other.path if other is not None else None if corrupt is None else corrupt.directory
+                if first is not None:
+                    raise CorruptRecordError(
+                        f"{path} and {first} both claim to be {metadata.topic}-{metadata.partition}"
+                    )
+                damage = load_damage(self._storage, path)
+                if damage is not None:
+                    raise CorruptRecordError(
+                        f"{damage} (found while the log was online; once {path} is mended, remove {path}/{DAMAGED})"
+                    )
+                good[key] = _Identified(log_dir, path, metadata)
+            except (CorruptRecordError, OSError) as error:
+                self._cannot_open(log_dir, path, metadata, error)
+        return list(good.values())
+
+    def _open_log(self, found: _Identified) -> PartitionLog | None:
+        """Recover a log; None: it cannot be opened, which was reported. Several at a time."""
+        log_dir, path, metadata = found
+        if log_dir.offline_reason is not None:
+            return None
+        try:
+            return self._recover(log_dir, path, metadata, self._defaults)
+        except (CorruptRecordError, OSError) as error:
+            self._cannot_open(log_dir, path, metadata, error)
+            return None
+
+    def _cannot_open(
+        self, log_dir: LogDir, path: str, metadata: PartitionMetadata | None, error: CorruptRecordError | OSError
+    ) -> None:
+        """List a log as damaged, or take its directory offline.
+
+        Raises:
+            StorageError: the process has too few descriptors or too little memory, which says nothing about the disk.
+        """
+        if isinstance(error, OSError):
             if is_passing(error):
                 raise log_dir.judge(error, f"opening {path}") from error
             log_dir.fail(error, f"opening {path}")
+            return
+        logger.error("log is damaged and not served", extra={"event": "log_damaged", "path": path, "error": str(error)})
+        if metadata is None:
+            log_dir.fail(error, f"opening {path}")
+        else:
+            self.corrupt_logs[metadata.topic_id, metadata.partition] = CorruptLog(log_dir, path, error)
+
+    def _each(self, work: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
+        """Yield the results in order. Several are at work at a time, as each waits for the disk most of the time."""
+        if self._threads == 1:
+            yield from map(work, items)
+            return
+        with ThreadPoolExecutor(self._threads, thread_name_prefix="recovery") as pool:
+            yield from pool.map(work, items)
 
     def _list_missing(self) -> None:
         """List the logs as missing that a checkpoint names and no directory has."""
@@ -805,6 +854,12 @@ class LogManager:
 
     # End
 
+    def _make_durable(self, log: PartitionLog) -> None:
+        with self._reporting(log):
+            log.flush()
+            log.store_indexes(closing=True)
+            log.store_producers(closing=True)
+
     def close(self, *, clean: bool = True, broker_epoch: int | None = None) -> None:
         """Flush and checkpoint everything, mark the shutdown as clean, unlock. `clean=False` only unlocks.
 
@@ -820,11 +875,8 @@ class LogManager:
                 return
             self._closed = True
             if clean:
-                for log in self.logs():
-                    with self._reporting(log):
-                        log.flush()
-                        log.store_indexes(closing=True)
-                        log.store_producers(closing=True)
+                for _ in self._each(self._make_durable, self.logs()):
+                    pass
             stored = [clean and d.is_held and d.offline_reason is None and self._checkpoint_dir(d) for d in self._dirs]
             for log in self.logs():
                 log.close()

@@ -267,7 +267,12 @@ class BrokerRole:
         self._on_fatal = on_fatal
         self._lease = ServingLease(clock)
         self._logs = LogManager(
-            OsStorage(), config.log_dirs, config.log_config(), clock, producer_limits=config.producer_limits()
+            OsStorage(),
+            config.log_dirs,
+            config.log_config(),
+            clock,
+            producer_limits=config.producer_limits(),
+            threads=config.num_recovery_threads_per_data_dir * len(config.log_dirs),
         )
         self._producer_ids = ProducerIds(
             config.node_id,

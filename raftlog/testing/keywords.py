@@ -155,6 +155,9 @@ class ServerKeywords(TypedDict, total=False):
     """Interval at which the cleaner looks for logs to compact, while there are none."""
     log_cleaner_dedupe_buffer_size: int | str
     """Memory for the keys of one compaction; records whose keys do not fit wait for the next one."""
+    num_recovery_threads_per_data_dir: int
+    """Logs of each log directory that are recovered at a time at the start, and flushed at a time at the end. Most of
+    both is waiting for the disk, which does several fsyncs at once."""
     log_cleaner_io_max_bytes_per_second: int | str
     """Most bytes per second that compaction reads and writes."""
     log_scrub_bytes_per_second: int | str

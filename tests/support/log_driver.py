@@ -81,9 +81,10 @@ def open_manager(
     config: LogConfig | None = None,
     clock: FakeClock | None = None,
     log_dirs: tuple[str, ...] = (LOG_DIR,),
+    threads: int = 1,
 ) -> LogManager:
     """Return a manager that has opened its directories."""
-    manager = LogManager(storage, log_dirs, config or LogConfig(), clock or FakeClock())
+    manager = LogManager(storage, log_dirs, config or LogConfig(), clock or FakeClock(), threads=threads)
     manager.open(cluster_id="cluster", node_id=1)
     return manager
 

@@ -433,17 +433,76 @@ def test_what_the_last_process_left_is_not_forgotten_before_the_controllers_know
 
 
 class MeetingStorage(MemoryStorage):
-    """Fsyncs of new logs' directories wait until as many are under way as are expected."""
+    """Fsyncs of directories with a text in their path wait until as many are under way as are expected."""
 
-    def __init__(self, expected: int) -> None:
+    def __init__(self, expected: int, where: str = "~new-") -> None:
         super().__init__()
+        self.where = where
         self.meeting = threading.Barrier(expected, timeout=60)
 
     def sync_dir(self, path: str) -> None:
         """Wait for the others."""
-        if "~new-" in path:
+        if self.where in path:
             self.meeting.wait()
         super().sync_dir(path)
+
+
+def test_logs_are_made_durable_and_recovered_several_at_a_time() -> None:
+    storage = MeetingStorage(4, "nowhere")
+    manager = open_manager(storage, threads=4)
+    for partition in range(8):
+        append(manager.create("t", TOPIC_ID, partition))
+        manager.create("empty", OTHER_TOPIC_ID, partition)
+    storage.where = f"{LOG_DIR}/t-"  # whose leader epochs are to be stored
+    manager.close()
+    storage.crash(None)
+    storage.where = f"{LOG_DIR}/empty-"  # which are made durable before they are served
+    told: list[int] = []
+    manager = LogManager(storage, [LOG_DIR], LogConfig(), FakeClock(), threads=4)
+    manager.open(cluster_id="cluster", node_id=1, progress=lambda number, total, path: told.append(number))
+    assert told == list(range(1, 17))
+    assert sum(log.log_end_offset for log in manager.logs()) == 16
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+def test_one_damaged_log_is_listed_and_all_others_are_opened(threads: int) -> None:
+    storage = MemoryStorage()
+    manager = open_manager(storage, threads=threads)
+    for partition in range(8):
+        append(manager.create("t", TOPIC_ID, partition))
+    manager.close()
+    storage.raw(f"{LOG_DIR}/t-3/{0:020d}.log").clear()
+    manager = open_manager(storage, threads=threads)
+    assert list(manager.corrupt_logs) == [(TOPIC_ID, 3)]
+    assert [log.partition for log in manager.logs()] == [0, 1, 2, 4, 5, 6, 7]
+    manager.close()
+
+
+def test_of_two_directories_that_claim_to_be_one_partition_neither_is_served() -> None:
+    storage = MemoryStorage()
+    manager = open_manager(storage, log_dirs=TWO_DIRS)
+    logs = [manager.create("t", TOPIC_ID, partition) for partition in range(2)]
+    manager.close()
+    first, second = (log.directory for log in logs)
+    storage.raw(f"{second}/partition.metadata")[:] = storage.raw(f"{first}/partition.metadata")
+    manager = open_manager(storage, log_dirs=TWO_DIRS)
+    assert not manager.logs()
+    assert "both claim to be t-0" in str(manager.corrupt_logs[TOPIC_ID, 0].error)
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+def test_a_log_that_finds_no_descriptor_ends_the_start_and_condemns_nothing(threads: int) -> None:
+    storage = MemoryStorage()
+    manager = open_manager(storage, threads=threads)
+    for partition in range(8):
+        append(manager.create("t", TOPIC_ID, partition))
+    manager.close()
+    storage.faults.append(Fault("open", f"*/t-5/{0:020d}.log", errno=errno.EMFILE))
+    with pytest.raises(StorageError, match="raise the limit"):
+        open_manager(storage, threads=threads)
+    assert not storage.locked
+    storage.faults.clear()
+    assert len(open_manager(storage, threads=threads).logs()) == 8
 
 
 def test_logs_are_made_several_at_a_time_and_share_the_directories() -> None:
