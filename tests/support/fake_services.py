@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_right
 from collections.abc import AsyncIterator
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -291,19 +293,19 @@ class FetchSession:
             except RaftlogError as error:
                 self._write(log_pb2.FetchFrame(subscription_id=part.subscription_id, error=to_wire(error)))
                 return
-            records = b""
             while self.credit <= 0:
                 self.credited.clear()
                 await self.credited.wait()
-            next_position = position
-            for batch in partition.batches:
-                header = parse_header(batch)
-                if header.next_offset <= position:
-                    continue
-                if records and len(records) + len(batch) > self.max_frame_bytes:
+            first = bisect_right(partition.batches, position, key=lambda batch: parse_header(batch).next_offset)
+            taken: list[bytes] = []
+            room = self.max_frame_bytes
+            for batch in islice(partition.batches, first, None):
+                if taken and len(batch) > room:
                     break
-                records += batch
-                next_position = header.next_offset
+                taken.append(batch)
+                room -= len(batch)
+            records = b"".join(taken)
+            next_position = parse_header(taken[-1]).next_offset if taken else position
             faults = self.cluster.faults
             damaged = part.partition in faults.corrupt_partitions
             if (faults.corrupt_frames or damaged) and records:

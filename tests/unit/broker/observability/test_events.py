@@ -20,6 +20,8 @@ PACKAGES = ("broker", "raftmeta", "replication")
 
 def events_in(source: str) -> Counter[str]:
     """Return the values of every key "event" in the dictionaries of a source file."""
+    if '"event"' not in source:  # a few files have it; to parse the others takes the time
+        return Counter()
     return Counter(
         value.value
         for node in ast.walk(ast.parse(source))
