@@ -103,10 +103,12 @@ class Example:
 
 
 def kill(process: subprocess.Popen[str]) -> None:
-    """Kill -9 a process and all that it has started."""
+    """Kill -9 a process and all that it has started; leaves its output, which may have been read."""
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
+        process.wait()
+    assert process.stdout is not None
+    process.stdout.close()
 
 
 def make_topic(cluster: Cluster, name: str, partitions: int = 2) -> str:
