@@ -537,6 +537,7 @@ class _Connection:
         request = REQUESTS[key]
         if version > request.last or version < request.first:  # ApiVersions, else the head was refused
             await self._all_left(0)
+            self._count_call(self._client)
             await self._respond(key, 0, correlation_id, api_versions(errors.UNSUPPORTED_VERSION), begun_s)
             return
         try:
@@ -560,8 +561,12 @@ class _Connection:
                 response, delay_ms = await self._charged(who, self._listener.fetch.serve(body, version, who))
                 self._charge_fetch(response, delay_ms)
         elif key == api.SASL_HANDSHAKE:
+            if self._session.is_admitted:  # else a connection may send few of them
+                self._count_call(who)
             response = self._session.handshake(body, version)
         elif key == api.SASL_AUTHENTICATE:
+            if self._session.is_admitted:
+                self._count_call(who)
             response = await self._session.authenticate(body)
         else:
             if who.authorizer is not None and key not in PERMISSIONS:
@@ -573,10 +578,7 @@ class _Connection:
             if key in _NEVER_HELD:
                 delay_ms = 0.0
             self._mute(delay_ms, REQUEST_PERCENTAGE)
-            if self._listener.calls is not None:
-                for_rate_ms = self._listener.calls.served(who)
-                self._mute(for_rate_ms)
-                delay_ms = max(delay_ms, for_rate_ms)
+            delay_ms = max(delay_ms, self._count_call(who))
             if delay_ms > 0 and "throttle_time_ms" in response:
                 response["throttle_time_ms"] = max(whole_ms(delay_ms), response["throttle_time_ms"])
         await self._respond(key, version, correlation_id, response, begun_s)
@@ -615,6 +617,14 @@ class _Connection:
         for key, owed_ms in owed.items():
             self._mute(owed_ms, key)
         return max(owed.values())
+
+    def _count_call(self, who: Caller) -> float:
+        """Count a request against the rate of calls. Return for how many ms the connection is not read."""
+        if self._listener.calls is None:
+            return 0.0
+        delay_ms = self._listener.calls.served(who)
+        self._mute(delay_ms)
+        return delay_ms
 
     async def _charged(self, who: Caller, work: Awaitable[T]) -> tuple[T, float]:
         """Await the work of a request, and charge the time of the event loop that it takes.

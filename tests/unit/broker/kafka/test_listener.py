@@ -390,6 +390,27 @@ def test_a_client_with_too_many_requests_is_not_read_for_a_while() -> None:
     assert Calls.counted == ["User:ANONYMOUS"] * 3
 
 
+def test_what_is_refused_at_little_cost_counts_as_a_request_too() -> None:
+    class Calls:
+        counted: ClassVar[list[str]] = []
+
+        def served(self, who: Caller) -> float:
+            self.counted.append(who.principal)
+            return 0.0
+
+    async def scenario(bed: Bed) -> None:
+        bed.listener.calls = cast(CallLimits, Calls())
+        client = await bed.client()
+        client.send(messages.SASL_HANDSHAKE, 1, 1, {"mechanism": "PLAIN"})
+        client.send(messages.SASL_AUTHENTICATE, 1, 2, {"auth_bytes": b""})
+        client.writer.write(struct.pack(">ihhih", 11, messages.API_VERSIONS, 99, 3, 1) + b"c")
+        for number in range(1, 4):
+            assert await client.received() == number
+
+    run(scenario)
+    assert Calls.counted == ["User:ANONYMOUS"] * 3
+
+
 # Before authentication
 
 
