@@ -365,9 +365,9 @@ class BrokerConfig(Settings):
         maximum=1_000_000,
         own=True,
         doc="Most short produce and fetch streams a second that one user, or one address whose clients have no login, "
-        "gives up before a record went over them; ten times as many at once. One a second of each connection, twenty "
-        "at once, and streams that end with their connection do not count. Above that, the user is shut out, as with "
-        "max.short.stream.rate.",
+        "gives up before a batch came or a partition was read; ten times as many at once. One a second of each "
+        "connection, twenty at once, and streams whose connection ends within a second too do not count. Above that, "
+        "the user is shut out, as with max.short.stream.rate. On Linux only.",
     )
     max_call_rate = integer(
         2_000,

@@ -33,9 +33,9 @@ import contextlib
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 from broker.clock import Clock
 from broker.log.config import LogConfig
@@ -257,8 +257,26 @@ class CorruptLog(NamedTuple):
     error: CorruptRecordError
 
 
+class _InDir(Protocol):
+    @property
+    def log_dir(self) -> LogDir: ...
+
+
+LogT = TypeVar("LogT", bound=_InDir)
+
+
+def _in_turns(logs: Iterable[LogT]) -> list[LogT]:
+    """Return the logs so that log directories take turns, and all disks have work from the beginning."""
+    counts: Counter[LogDir] = Counter()
+    ranked: list[tuple[int, LogT]] = []
+    for log in logs:
+        ranked.append((counts[log.log_dir], log))
+        counts[log.log_dir] += 1
+    return [log for _, log in sorted(ranked, key=lambda each: each[0])]
+
+
 class _Identified(NamedTuple):
-    """A log's directory that was found at the start, and whose it is."""
+    """A log's directory that was found at the start, and the partition that it holds."""
 
     log_dir: LogDir
     path: str
@@ -453,13 +471,14 @@ class LogManager:
                 raise StorageError(f"no log directory works: {reasons}")
             identified = self._identify(found)
             others = len(found) - len(identified)
-            opened = zip(identified, self._each(self._open_log, identified), strict=True)
-            for number, ((log_dir, path, metadata), log) in enumerate(opened, others + 1):
-                if log is not None and log_dir.offline_reason is None:
-                    self._logs[metadata.topic_id, metadata.partition] = log
-                    self._log_counts[log_dir] += 1
-                if progress is not None:
-                    progress(number, len(found), path)
+            with contextlib.closing(
+                self._each(self._open_log, identified)
+            ) as opened:  # no thread works once it is left
+                for number, ((log_dir, path, metadata), log) in enumerate(zip(identified, opened, strict=True), 1):
+                    if log is not None:
+                        self._add(log_dir, metadata, log)
+                    if progress is not None:
+                        progress(others + number, len(found), path)
             self._unread_dirs = [log_dir for log_dir in self._dirs if log_dir.offline_reason is not None]
             self._list_missing()
             self._remove_used_marks()
@@ -482,7 +501,7 @@ class LogManager:
                     raise CorruptRecordError(f"{path} has lost its {PARTITION_METADATA}")
                 key = (metadata.topic_id, metadata.partition)
                 corrupt, other = self.corrupt_logs.get(key), good.pop(key, None)
-                first = other.path if other is not None else None if corrupt is None else corrupt.directory
+                first = other.path if other is not None else corrupt and corrupt.directory
                 if first is not None:
                     raise CorruptRecordError(
                         f"{path} and {first} both claim to be {metadata.topic}-{metadata.partition}"
@@ -495,7 +514,7 @@ class LogManager:
                 good[key] = _Identified(log_dir, path, metadata)
             except (CorruptRecordError, OSError) as error:
                 self._cannot_open(log_dir, path, metadata, error)
-        return list(good.values())
+        return _in_turns(good.values())
 
     def _open_log(self, found: _Identified) -> PartitionLog | None:
         """Recover a log; None: it cannot be opened, which was reported. Several at a time."""
@@ -507,6 +526,13 @@ class LogManager:
         except (CorruptRecordError, OSError) as error:
             self._cannot_open(log_dir, path, metadata, error)
             return None
+
+    def _add(self, log_dir: LogDir, metadata: PartitionMetadata, log: PartitionLog) -> None:
+        """Put a log online, unless another thread has taken its directory offline."""
+        with self._lock:  # which `_dir_failed` takes after the directory has its reason
+            if log_dir.offline_reason is None:
+                self._logs[metadata.topic_id, metadata.partition] = log
+                self._log_counts[log_dir] += 1
 
     def _cannot_open(
         self, log_dir: LogDir, path: str, metadata: PartitionMetadata | None, error: CorruptRecordError | OSError
@@ -527,7 +553,7 @@ class LogManager:
         else:
             self.corrupt_logs[metadata.topic_id, metadata.partition] = CorruptLog(log_dir, path, error)
 
-    def _each(self, work: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
+    def _each(self, work: Callable[[T], R], items: Sequence[T]) -> Generator[R]:
         """Yield the results in order. Several are at work at a time, as each waits for the disk most of the time."""
         if self._threads == 1:
             yield from map(work, items)
@@ -875,7 +901,7 @@ class LogManager:
                 return
             self._closed = True
             if clean:
-                for _ in self._each(self._make_durable, self.logs()):
+                for _ in self._each(self._make_durable, _in_turns(self.logs())):
                     pass
             stored = [clean and d.is_held and d.offline_reason is None and self._checkpoint_dir(d) for d in self._dirs]
             for log in self.logs():

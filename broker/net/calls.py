@@ -2,8 +2,8 @@
 
 `CallLimits`, an interceptor, counts the calls of each user and address, and refuses one too many with
 RESOURCE_EXHAUSTED before its first message is read. A call costs the event loop as much if it is refused. So `ShutOuts`
-finds the users that flood a broker: with streams that end soon, with streams that they give up before any record went
-over them, or with calls that are refused again and again. For some time such a user can neither log in nor call, and
+finds the users that flood a broker: with streams that end soon, with streams that they give up without using them, or
+with calls that are refused again and again. For some time such a user can neither log in nor call, and
 the connections on which it goes on are closed.
 """
 
@@ -54,7 +54,10 @@ UNUSED_BURST_MS: Final = 10_000.0
 """A user may give up at once as many unused streams as its rate allows in this time."""
 UNUSED_OF_PEER: Final = 1.0
 """Unused streams a second that one connection may give up and that do not count against its user; twenty times as many
-at once. So a fleet of clients that all end soon after their start is no flood."""
+at once."""
+UNUSED_AFTER_S: Final = 1.0
+"""A stream was given up if its connection is still there after this time: clients that end give up their streams first,
+and close their connections then."""
 _REFUSED: Final = grpc.StatusCode.RESOURCE_EXHAUSTED
 """A stream with this status was refused for a limit, or ended for a quota. It is not a short one."""
 SHUT_OUT_MS: Final = 60_000.0
@@ -188,7 +191,7 @@ _stream: ContextVar[_Stream] = ContextVar("stream")
 
 
 def note_used_stream() -> None:
-    """Say of the stream that this task serves, before it ends, that records went over it."""
+    """Say, before the stream that this task serves ends, that it was used: a batch came, or a partition was read."""
     stream = _stream.get(None)
     if stream is not None:
         stream.is_unused = False
@@ -217,7 +220,7 @@ class CallLimits(RewrittenHandlers):
         shut_outs: ShutOuts | None = None,
     ) -> None:
         """`per_user`, `per_ip`: open streams. `short_rate`, `unused_rate`, `call_rate`, `refused_rate`: short streams,
-        short ones without a record that were given up, unary calls and refused calls a second."""
+        short ones that were given up without use, unary calls and refused calls a second."""
         super().__init__()
         self._per_user = per_user
         self._per_ip = per_ip
@@ -331,7 +334,7 @@ class CallLimits(RewrittenHandlers):
             await self._refuse(context, MAX_CALL_RATE, name, host, ThrottlingQuotaExceeded(text, max(1, int(delay_ms))))
 
     async def _enter(self, context: Any, *, carries_records: bool) -> None:
-        """Count a stream until its task ends, or abort it. `carries_records`: that is what such a stream is for."""
+        """Count a stream until its task ends, or abort it. `carries_records`: whether the method transfers records."""
         user, host, name = self._who(context)
         if not name:
             return
@@ -346,7 +349,7 @@ class CallLimits(RewrittenHandlers):
         begun_ms = self._clock.monotonic_ms()
         task = asyncio.current_task()
         assert task is not None, "gRPC serves each call in a task"
-        peer = context.peer()  # of a call that is over, gRPC does not tell it
+        peer = context.peer()  # gRPC does not name the peer of a finished call
         stream = _Stream(is_unused=carries_records)
         _stream.set(stream)
         counted = [(key, counted_by) for key, counted_by, _ in places]
@@ -366,11 +369,16 @@ class CallLimits(RewrittenHandlers):
         task.add_done_callback(leave)
 
     def _count_unused(self, peer: str, name: str, now_ms: float) -> None:
-        """Count a short stream without a record, unless it has ended with its connection."""
+        """Count a short stream that was not used, unless it turns out to have ended with its connection."""
         of_peer = remembered(self._unused_of_peers, peer, lambda: TokenBucket(UNUSED_OF_PEER, 20_000.0))
         if of_peer.ready_at_ms(now_ms) <= now_ms:
             of_peer.take(1, now_ms)
-        elif self.is_connected(peer):
+        else:
+            asyncio.get_running_loop().call_later(UNUSED_AFTER_S, self._count_given_up, peer, name)
+
+    def _count_given_up(self, peer: str, name: str) -> None:
+        if self.is_connected(peer):
+            now_ms = self._clock.monotonic_ms()
             self._shut_outs.count(name, MAX_UNUSED_STREAM_RATE, self._unused_rate, now_ms, UNUSED_BURST_MS)
 
     def count_refused(self, context: Any) -> None:

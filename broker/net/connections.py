@@ -20,8 +20,8 @@ import socket
 import stat
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from itertools import takewhile
 from typing import Final, NamedTuple, TypeVar
 
@@ -324,7 +324,7 @@ SHARE_OF_TIME: Final = 0.02
 URGENT_SHARE_OF_TIME: Final = 0.1
 """The same while a connection is to be shut down that no look has seen."""
 _ESTABLISHED: Final = b"\x01"
-"""The state of a TCP connection, the first byte of Linux' TCP_INFO."""
+"""The state of a TCP connection, the first byte of Linux' TCP_INFO. Elsewhere no connection is certainly there."""
 _DESCRIPTORS: Final = "/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"
 
 
@@ -532,8 +532,8 @@ class ConnectionWatch:
     def _found(self, fd: int, inode: int) -> _Found | None:
         """Return what the socket is, None if it is gone."""
         try:
-            with socket.socket(fileno=os.dup(fd)) as own:
-                if os.fstat(own.fileno()).st_ino != inode:
+            with _socket_of(fd, inode) as own:
+                if own is None:
                     return None
                 if own.family in (socket.AF_INET, socket.AF_INET6) and own.getsockname()[1] == self._port:
                     host, port = own.getpeername()[:2]
@@ -548,13 +548,32 @@ def address_of(peer: str) -> tuple[str, int]:
     return host_of(peer), int(peer.rpartition(":")[2])
 
 
+@contextmanager
+def _socket_of(fd: int, inode: int) -> Iterator[socket.socket | None]:
+    """Yield a socket that the process has under a descriptor; None: that has become another one's, or a file's.
+
+    Raises:
+        OSError: it is closed.
+    """
+    own_fd = os.dup(fd)
+    try:
+        own = socket.socket(fileno=own_fd) if os.fstat(own_fd).st_ino == inode else None
+    except OSError:
+        os.close(own_fd)
+        raise
+    if own is None:
+        os.close(own_fd)
+        yield None
+        return
+    with own:
+        yield own
+
+
 def _is_established(found: _Found) -> bool:
     """Return whether neither end of a connection has closed it; False where the system does not say."""
     try:
-        with socket.socket(fileno=os.dup(found.fd)) as own:
-            if os.fstat(own.fileno()).st_ino != found.inode:
-                return False
-            return own.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1) == _ESTABLISHED
+        with _socket_of(found.fd, found.inode) as own:
+            return own is not None and own.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1) == _ESTABLISHED
     except (AttributeError, OSError):
         return False
 
@@ -562,8 +581,8 @@ def _is_established(found: _Found) -> bool:
 def _shut_down(found: _Found) -> None:
     """Shut a connection down, unless its descriptor has become another one's; gRPC then closes it."""
     try:
-        with socket.socket(fileno=os.dup(found.fd)) as own:
-            if os.fstat(own.fileno()).st_ino == found.inode:
+        with _socket_of(found.fd, found.inode) as own:
+            if own is not None:
                 own.shutdown(socket.SHUT_RDWR)
     except OSError:
         pass  # the client was quicker

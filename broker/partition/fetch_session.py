@@ -101,8 +101,8 @@ class FetchSession:
         quotas: QuotaManager | None = None,
     ) -> None:
         """`quotas`: None limits no rate; a broker always has them."""
-        self.has_carried = False
-        """Whether records went over the stream."""
+        self.was_used = False
+        """Whether a partition was read, be it to its end at once."""
         self._who = who
         self._quotas = quotas
         self._account = None if quotas is None else quotas.account(who, CONSUMER_BYTE_RATE)
@@ -338,11 +338,9 @@ class FetchSession:
 
     def _charge(self, frames: list[Frame], took_s: float) -> None:
         """Charge a message that is about to leave; note the delay in it, and hold what follows."""
-        size_bytes = sum(len(frame.records) for frame in frames)
-        self.has_carried = self.has_carried or size_bytes > 0
         if self._account is None:
             return
-        _, delay_ms = self._account.charge(size_bytes, took_s * 1_000)
+        _, delay_ms = self._account.charge(sum(len(frame.records) for frame in frames), took_s * 1_000)
         if delay_ms <= 0:
             return
         frames[-1].head.throttle_time_ms = whole_ms(delay_ms)
@@ -404,7 +402,7 @@ class FetchSession:
             self._traced.append((subscription, subscription.position, result.next_offset, len(records)))
         subscription.position = max(subscription.position, result.next_offset)
         if records or not subscription.announced:
-            subscription.announced = True
+            subscription.announced = self.was_used = True
             head = log_pb2.FetchFrame(
                 subscription_id=subscription.id,
                 high_watermark=partition.high_watermark,

@@ -127,8 +127,8 @@ class ProduceSession:
 
         `many`: the client may send several requests in a message, and reads several answers in one.
         """
-        self.has_carried = False
-        """Whether a batch that came over the stream was taken."""
+        self.was_used = False
+        """Whether a batch came, be it refused."""
         self._many = many
         self._who = who
         self._quotas = quotas
@@ -242,6 +242,7 @@ class ProduceSession:
                 for lane in message.head.left_lanes:
                     self._lanes.pop(lane, None)  # from now on only answers that are owed refer to its chains
                 for request in (message, *message.more):
+                    self.was_used = self.was_used or bool(request.parts)
                     checked = await self._check_ahead(request)
                     begun_s = time.monotonic()
                     owed = self._handle(request, checked, arrived_s)
@@ -424,7 +425,6 @@ class ProduceSession:
         except RaftlogError:
             counted.failed_produces += 1
             raise
-        self.has_carried = True
         appended = partition.log_end_offset - end_offset  # 0 for a batch that was in the log already
         counted.records_in += appended
         counted.bytes_in += len(part.records) if appended else 0

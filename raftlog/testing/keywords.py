@@ -111,9 +111,9 @@ class ServerKeywords(TypedDict, total=False):
     time for twice as long: it serves none of its calls and logins, and closes connections that ask for one."""
     max_unused_stream_rate: int
     """Most short produce and fetch streams a second that one user, or one address whose clients have no login, gives up
-    before a record went over them; ten times as many at once. One a second of each connection, twenty at once, and
-    streams that end with their connection do not count. Above that, the user is shut out, as with
-    max.short.stream.rate."""
+    before a batch came or a partition was read; ten times as many at once. One a second of each connection, twenty at
+    once, and streams whose connection ends within a second too do not count. Above that, the user is shut out, as with
+    max.short.stream.rate. On Linux only."""
     max_call_rate: int
     """Most unary calls a second of one user, or of one address whose clients have no login; five times as many at once.
     Further calls are refused, with the time to wait."""

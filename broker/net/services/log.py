@@ -153,7 +153,7 @@ class LogService:
         except (BrokerOverloaded, ThrottlingQuotaExceeded) as error:
             await end_stream(context, grpc.StatusCode.RESOURCE_EXHAUSTED, error)
         finally:
-            if session.has_carried:
+            if session.was_used:
                 note_used_stream()
             self._streams -= 1
             self._registry.counters.streams[kind] -= 1

@@ -478,6 +478,33 @@ def test_one_damaged_log_is_listed_and_all_others_are_opened(threads: int) -> No
     manager.close()
 
 
+@pytest.mark.parametrize("threads", [1, 4])
+def test_a_directory_that_fails_while_logs_are_opened_or_made_durable_leaves_the_others(threads: int) -> None:
+    storage = MemoryStorage()
+    manager = open_manager(storage, log_dirs=TWO_DIRS, threads=threads)
+    for partition in range(16):
+        append(manager.create("t", TOPIC_ID, partition))
+    bad = manager.get(TOPIC_ID, 6)
+    assert bad is not None
+    broken = bad.log_dir.path
+    storage.faults.append(Fault("datasync", f"{bad.directory}/*"))
+    manager.close(broker_epoch=7)
+    storage.faults.clear()
+    storage.crash(None)
+    assert open_manager(storage, log_dirs=TWO_DIRS, threads=threads).clean_broker_epoch is None, (
+        "one of them is unclean"
+    )
+    storage.crash(None)
+    storage.faults.append(Fault("datasync", f"{bad.directory}/*"))
+    manager = open_manager(storage, log_dirs=TWO_DIRS, threads=threads)
+    assert list(manager.offline_dirs) == [broken]
+    assert {log.log_dir.path for log in manager.logs()} == set(TWO_DIRS) - {broken}
+    assert len(manager.logs()) == 8
+    assert all(
+        manager.is_lost(TOPIC_ID, partition) for partition in range(16) if manager.get(TOPIC_ID, partition) is None
+    )
+
+
 def test_of_two_directories_that_claim_to_be_one_partition_neither_is_served() -> None:
     storage = MemoryStorage()
     manager = open_manager(storage, log_dirs=TWO_DIRS)

@@ -12,6 +12,7 @@ import pytest
 
 from broker.config.config import BrokerConfig
 from broker.coordinator.transactions.verifier import ProducerChecks, TransactionVerifier
+from broker.net.services import log as log_service
 from broker.net.services.log import LogService
 from broker.partition import fetch_session, produce_session
 from broker.partition.fetch_session import FetchSession
@@ -330,6 +331,51 @@ def test_look_ups_answer_for_each_partition(tmp_path: Path) -> None:
             assert await codes(service) == [[0, unknown], [0, unknown], [refused, unknown]]
             caller.set(FakeAuthorizer((Acl.DELETE, Acl.TOPIC, "t")).caller())
             assert await codes(service) == [[refused, unknown], [refused, unknown], [0, unknown]]
+
+    asyncio.run(main())
+
+
+def test_a_stream_was_used_once_a_partition_was_read_or_a_batch_came(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it counts as given up (`max.unused.stream.rate`); a refused subscription is no use."""
+    used: list[bool] = []
+    monkeypatch.setattr(log_service, "note_used_stream", lambda: used.append(True))
+    config = BrokerConfig.from_values({"node.id": 1, "log.dirs": [str(tmp_path)]})
+
+    class Call(FetchWriter):
+        """What the service asks of a call beside writing."""
+
+        def invocation_metadata(self) -> tuple[()]:
+            return ()
+
+    async def served(parts: Parts, method: str, *messages: Any) -> bool:
+        used.clear()
+        requests = Requests[Any]()
+        serving = asyncio.ensure_future(
+            getattr(LogService(parts.registry, config, parts.disk), method)(aiter(requests), cast(Any, Call()))
+        )
+        for message in messages:
+            requests.send(message)
+        await settle()
+        requests.end()
+        await asyncio.wait_for(serving, 60)
+        return bool(used)
+
+    async def main() -> None:
+        async with Parts(tmp_path) as parts:
+            opening = log_pb2.FetchRequest(open=log_pb2.OpenFetchSession(credit_bytes=1 << 30))
+            part = log_pb2.FetchPartition(subscription_id=1, topic_id=TOPIC_ID, offset=0, leader_epoch=3)
+            subscribing = log_pb2.FetchRequest(subscribe=log_pb2.Subscribe(partitions=[part]))
+            batch = RawClient.request(1, [(TOPIC_ID, 0, 3, 1, batch_of(b"x"))], log_pb2.ALL)
+            assert not await served(parts, "Fetch")
+            assert not await served(parts, "Fetch", opening)
+            assert await served(parts, "Fetch", opening, subscribing), "an empty partition, read to its end"
+            assert not await served(parts, "Produce")
+            assert await served(parts, "Produce", batch)
+            caller.set(FakeAuthorizer().caller())
+            assert not await served(parts, "Fetch", opening, subscribing), "may not read it"
+            assert await served(parts, "Produce", batch), "is refused"
 
     asyncio.run(main())
 
