@@ -91,6 +91,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: places.get(item.path.name, len(places)))
 
 
+_GIVES_WAY = pytest.StashKey[bool]()
+"""Whether this worker of xdist already has a lower priority."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Let the worker that runs Spark have the processor first: it has most to do, and would be alone at the end."""
+    config = item.config
+    if hasattr(config, "workerinput") and item.path.name not in SPARK and not config.stash.get(_GIVES_WAY, False):
+        config.stash[_GIVES_WAY] = True
+        os.nice(3)
+
+
 _DIED = pytest.StashKey[bool]()
 """Whether a worker of xdist has died: of one that had no tests left, or none yet, xdist itself makes no failure."""
 
