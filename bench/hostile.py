@@ -107,7 +107,7 @@ def prepare(cluster: Cluster) -> None:
         admin.create_topic(OWN, partitions=NODES, replication_factor=NODES)
         for user, topic in (("honest", TOPIC), ("mallory", OWN)):
             admin.create_acls(AclBinding(f"User:{user}", AclOperation.WRITE, ResourceType.TOPIC, topic))
-        admin.alter_client_quotas({QuotaEntity(user=""): {"producer_byte_rate": 10e6, "request_percentage": 20}})
+        admin.alter_client_quotas({QuotaEntity(user=""): {"producer_byte_rate": 10e6, "request_percentage": 50}})
 
 
 def measure(cluster: Cluster, attacks: tuple[str, ...] = ATTACKS, rounds: int = ROUNDS) -> Figures:

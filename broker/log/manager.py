@@ -33,9 +33,10 @@ import contextlib
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final, NamedTuple, Protocol, TypeVar
+from itertools import zip_longest
+from typing import Final, NamedTuple, TypeVar
 
 from broker.clock import Clock
 from broker.log.config import LogConfig
@@ -257,24 +258,6 @@ class CorruptLog(NamedTuple):
     error: CorruptRecordError
 
 
-class _InDir(Protocol):
-    @property
-    def log_dir(self) -> LogDir: ...
-
-
-LogT = TypeVar("LogT", bound=_InDir)
-
-
-def _in_turns(logs: Iterable[LogT]) -> list[LogT]:
-    """Return the logs so that log directories take turns, and all disks have work from the beginning."""
-    counts: Counter[LogDir] = Counter()
-    ranked: list[tuple[int, LogT]] = []
-    for log in logs:
-        ranked.append((counts[log.log_dir], log))
-        counts[log.log_dir] += 1
-    return [log for _, log in sorted(ranked, key=lambda each: each[0])]
-
-
 class _Identified(NamedTuple):
     """A log's directory that was found at the start, and the partition that it holds."""
 
@@ -455,12 +438,12 @@ class LogManager:
             StorageError: no directory works, or the process has too few descriptors.
         """
         try:
-            found: list[tuple[LogDir, str]] = []
+            in_dirs: list[list[tuple[LogDir, str]]] = []
             for log_dir in self._dirs:
                 try:
                     log_dir.open(cluster_id, node_id)
                     logs, leftovers = find_logs(self._storage, log_dir.path)
-                    found += [(log_dir, path) for path in logs]
+                    in_dirs.append([(log_dir, path) for path in logs])
                     self._removed.garbage += [(log_dir, path) for path in leftovers]
                 except (OSError, CorruptRecordError) as error:
                     if is_passing(error):
@@ -469,11 +452,12 @@ class LogManager:
             if all(log_dir.offline_reason is not None for log_dir in self._dirs):
                 reasons = "; ".join(str(reason) for reason in self.offline_dirs.values())
                 raise StorageError(f"no log directory works: {reasons}")
+            # The directories take turns, so that all disks have work from the beginning.
+            found = [each for turn in zip_longest(*in_dirs) for each in turn if each is not None]
             identified = self._identify(found)
             others = len(found) - len(identified)
-            with contextlib.closing(
-                self._each(self._open_log, identified)
-            ) as opened:  # no thread works once it is left
+            # Closed, so that no thread works on once the directories are released.
+            with contextlib.closing(self._each(self._open_log, identified)) as opened:
                 for number, ((log_dir, path, metadata), log) in enumerate(zip(identified, opened, strict=True), 1):
                     if log is not None:
                         self._add(log_dir, metadata, log)
@@ -514,7 +498,7 @@ class LogManager:
                 good[key] = _Identified(log_dir, path, metadata)
             except (CorruptRecordError, OSError) as error:
                 self._cannot_open(log_dir, path, metadata, error)
-        return _in_turns(good.values())
+        return list(good.values())
 
     def _open_log(self, found: _Identified) -> PartitionLog | None:
         """Recover a log; None: it cannot be opened, which was reported. Several at a time."""
@@ -901,7 +885,7 @@ class LogManager:
                 return
             self._closed = True
             if clean:
-                for _ in self._each(self._make_durable, _in_turns(self.logs())):
+                for _ in self._each(self._make_durable, self.logs()):
                     pass
             stored = [clean and d.is_held and d.offline_reason is None and self._checkpoint_dir(d) for d in self._dirs]
             for log in self.logs():

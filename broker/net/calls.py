@@ -3,8 +3,8 @@
 `CallLimits`, an interceptor, counts the calls of each user and address, and refuses one too many with
 RESOURCE_EXHAUSTED before its first message is read. A call costs the event loop as much if it is refused. So `ShutOuts`
 finds the users that flood a broker: with streams that end soon, with streams that they give up without using them, or
-with calls that are refused again and again. For some time such a user can neither log in nor call, and
-the connections on which it goes on are closed.
+with calls that are refused again and again. For some time such a user can neither log in nor call, and the connections
+on which it goes on are closed.
 """
 
 from __future__ import annotations
@@ -265,8 +265,8 @@ class CallLimits(RewrittenHandlers):
             return None
         limit = self._shut_outs.limit_of(name)
         self._note(limit, name, host)
-        what = _FLOODS[limit]
-        return BrokerOverloaded(f"{name} has {what} too fast ({limit}); it may come back in {left_ms / 1_000:.0f} s")
+        back = f"it may come back in {left_ms / 1_000:.0f} s"
+        return BrokerOverloaded(f"{name} has {_FLOODS[limit]} too fast ({limit}); {back}")
 
     def served(self, who: Caller) -> float:
         """Count a request of a Kafka client; return for how many ms its connection is not to be read."""
