@@ -42,9 +42,12 @@ SPARK = (
 whose Python process has not connected within ten seconds, which no option changes, and beside other Sparks on a slow
 machine that is too short. Those that use the session `spark` share it."""
 
+SOME_SPARK = ("test_chaos.py",)
+"""Files with a test or two that run Spark beside containers."""
+
 SLOW_FIRST = (
     *SPARK,
-    "test_chaos.py",
+    *SOME_SPARK,
     "test_cli_groups.py",
     "test_replication_chaos.py",
     "test_quorum_cluster.py",
@@ -97,11 +100,19 @@ _GIVES_WAY = pytest.StashKey[bool]()
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Let the worker that runs Spark have the processor first: it has most to do, and would be alone at the end."""
+    """Let the worker that runs Spark have the processor first, for Spark's ten seconds (see `SPARK`).
+
+    Linux shares the processor out to sessions first; priorities count within a session only (`sched(7)`, autogroup).
+    So nothing that tests start has a session of its own: servers and Sparks have process groups.
+    """
     config = item.config
-    if hasattr(config, "workerinput") and item.path.name not in SPARK and not config.stash.get(_GIVES_WAY, False):
+    if (
+        hasattr(config, "workerinput")
+        and item.path.name not in (*SPARK, *SOME_SPARK)
+        and not config.stash.get(_GIVES_WAY, False)
+    ):
         config.stash[_GIVES_WAY] = True
-        os.nice(3)
+        os.nice(5)
 
 
 _DIED = pytest.StashKey[bool]()

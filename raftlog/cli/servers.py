@@ -264,8 +264,8 @@ def _console_beside(bootstrap: str, port: int | None) -> Iterator[str]:
     chosen = _free(CONSOLE_PORT) if port is None else _free(port)
     starter = [sys.executable, "-P", "-m", "raftlog.testing.dependent_process", str(os.getpid())]
     command = [*starter, "raftlog", "console", "--port", str(chosen), "--bootstrap", bootstrap]
-    with subprocess.Popen(  # in a session of its own, so that Ctrl-C reaches only the process that ends it
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True
+    with subprocess.Popen(  # in a process group of its own, so that Ctrl-C reaches only the process that ends it
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, process_group=0
     ) as process:
         try:
             yield f"http://127.0.0.1:{chosen}/"

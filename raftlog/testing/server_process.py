@@ -270,7 +270,7 @@ class ServerProcess:
                 stderr=subprocess.STDOUT,
                 env=_environment(),
                 cwd=self.directory,
-                start_new_session=True,  # Ctrl-C reaches only the parent, which then stops the server in order
+                process_group=0,  # Ctrl-C reaches only the parent, which then stops the server in order
             )
 
     def _running(self) -> subprocess.Popen[bytes]:

@@ -103,7 +103,7 @@ class Driver:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
-                start_new_session=True,
+                process_group=0,
             )
         assert process.stdout is not None
         for line in process.stdout:

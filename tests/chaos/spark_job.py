@@ -53,7 +53,7 @@ class SparkJob:
                 text=True,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join((str(_ROOT), str(_ROOT / "spark")))},
                 cwd=_ROOT,
-                start_new_session=True,
+                process_group=0,
             )
 
     def __exit__(

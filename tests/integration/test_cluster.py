@@ -65,6 +65,13 @@ def test_a_paused_server_goes_on_where_it_was() -> None:
             assert delivery.result(timeout=90).offset == 1
 
 
+def test_ctrl_c_does_not_reach_a_server_and_priorities_do() -> None:
+    """Ctrl-C goes to a process group; priorities count within a session only (`sched(7)`, autogroup)."""
+    with Cluster() as cluster:
+        assert os.getpgid(cluster.pid(1)) != os.getpgrp()
+        assert os.getsid(cluster.pid(1)) == os.getsid(0)
+
+
 def test_closing_ends_every_process_even_a_paused_one_and_removes_what_was_temporary(tmp_path: Path) -> None:
     with Cluster() as cluster:
         directory, pid = cluster.directory, cluster.pid(1)

@@ -36,7 +36,7 @@ def test_a_secured_server_from_nothing(tmp_path: Path) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        start_new_session=True,
+        process_group=0,
     )
     try:
         output, errors = shell.communicate(timeout=WAIT_S)

@@ -79,7 +79,7 @@ class Drivers:
                 text=True,
                 env=environment,
                 cwd=ROOT,
-                start_new_session=True,
+                process_group=0,
             )
         self._running.append(process)
         return process

@@ -75,7 +75,7 @@ class Example:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            start_new_session=True,  # so that the driver and its JVM can be killed together
+            process_group=0,  # so that the driver and its JVM can be killed together
         )
 
     def run(self, expected: int = 0) -> str:
