@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,18 @@ def renderer(directory: Path) -> Render:
         return done.stdout
 
     return rendered
+
+
+def chart_with_notes(directory: Path) -> Path:
+    """Return a copy of the chart that has its NOTES as the text of a manifest; `helm template` leaves NOTES out."""
+    chart = directory / "raftlog"
+    shutil.copytree(tool.CHART, chart)
+    notes = (chart / "templates" / "NOTES.txt").read_text()
+    (chart / "templates" / "notes.yaml").write_text(
+        f'{{{{- define "raftlog.notes" }}}}{notes}{{{{ end -}}}}\n'
+        'kind: Notes\nmetadata: {name: notes}\ntext: {{ include "raftlog.notes" . | toJson }}\n'
+    )
+    return chart
 
 
 def named(manifests: list[Manifest], kind: str, name: str) -> Manifest:

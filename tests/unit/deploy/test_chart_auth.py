@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,6 +27,7 @@ from tests.support.chart import (
     Manifest,
     Render,
     Values,
+    chart_with_notes,
     named,
     pod_of,
     renderer,
@@ -293,15 +293,7 @@ def test_turning_it_on_has_neighbours_that_understand_each_other(render: Render,
 
 
 def test_notes_say_who_may_do_what(render: Render, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`helm template` leaves them out, so here they are the text of a manifest."""
-    chart = tmp_path / "raftlog"
-    shutil.copytree(tool.CHART, chart)
-    notes = (chart / "templates" / "NOTES.txt").read_text()
-    (chart / "templates" / "notes.yaml").write_text(
-        f'{{{{- define "raftlog.notes" }}}}{notes}{{{{ end -}}}}\n'
-        'kind: Notes\nmetadata: {name: notes}\ntext: {{ include "raftlog.notes" . | toJson }}\n'
-    )
-    monkeypatch.setattr(tool, "CHART", chart)
+    monkeypatch.setattr(tool, "CHART", chart_with_notes(tmp_path))
     said = {
         mode: " ".join(named(render({**WANTED, **values}), "Notes", "notes")["text"].split())
         for mode, values in MODES.items()

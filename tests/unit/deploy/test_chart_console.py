@@ -10,13 +10,22 @@ import pytest
 from typer.testing import CliRunner
 
 from raftlog.cli.app import tree
-from tests.support.chart import AUTH, TLS, Manifest, Render, Values, named, renderer
+from raftlog.console import __main__ as process
+from raftlog.console.app import Settings
+from tests.support.chart import AUTH, TLS, Manifest, Render, Values, chart_with_notes, named, renderer
+from tools import helm as tool
 from tools.helm import KUBERNETES
 
 PLAIN: Values = {"insecure": True, "console": {"enabled": True}}
 USERS: Values = {"tls": TLS, "auth": AUTH, "console": {"enabled": True}}
 HOST = "logs.example.org"
 INGRESS: Values = {"enabled": True, "host": HOST, "tls": {"secret": "of-ingress"}}
+BY_CERTIFICATE: Values = {"enabled": True, "certificateLogins": True, "tls": {"secret": "of-console"}}
+CERTIFICATES: Values = {
+    "tls": TLS,
+    "auth": {"authorizer": "acl", "admin": {"user": "chart"}},
+    "console": BY_CERTIFICATE,
+}
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +79,71 @@ def test_where_certificates_are_required_it_shows_that_of_the_charts_clients(ren
     }
 
 
+def test_people_log_in_with_their_certificates_where_that_is_wanted(render: Render) -> None:
+    """The console has no certificate of a client, so nothing is done in the name of the chart's own."""
+    container = console(render, CERTIFICATES)
+    assert "--certificate-logins" in container["args"]
+    assert not {"--read-only", "--insecure"} & set(container["args"])
+    assert {each["name"]: each["value"] for each in container["env"]} == {
+        "RAFTLOG_BOOTSTRAP": "raftlog.raftlog.svc:9092",
+        "RAFTLOG_SECURITY_PROTOCOL": "ssl",
+        "RAFTLOG_SSL_CA_LOCATION": "/etc/raftlog-tls/ca.crt",
+    }
+    volumes = deployment(render, CERTIFICATES)["spec"]["template"]["spec"]["volumes"]
+    [ca] = [each["secret"] for each in volumes if each["name"] == "tls"]
+    assert ca["items"] == [{"key": "ca.crt", "path": "ca.crt"}], "no private key of the cluster"
+    assert "of-clients" not in str(volumes)
+    read_only = {**CERTIFICATES, "console": {**BY_CERTIFICATE, "readOnly": True}}
+    assert {"--read-only", "--certificate-logins"} <= set(console(render, read_only)["args"])
+
+
+@pytest.mark.parametrize(
+    "console_values",
+    [BY_CERTIFICATE, {"enabled": True, "certificateLogins": True, "ingress": INGRESS}],
+    ids=["https of the pod", "https of the ingress"],
+)
+def test_raftlog_console_takes_what_the_chart_gives_it(
+    render: Render, console_values: Values, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The whole command line and environment, except for the files' directories."""
+    started: list[Settings] = []
+    monkeypatch.setattr(process, "become", lambda settings, *_: started.append(settings))
+    files = {"/etc/raftlog-console-tls/": tmp_path, "/etc/raftlog-tls/": tmp_path}
+    for name in ("tls.crt", "tls.key", "ca.crt"):
+        (tmp_path / name).touch()
+
+    def here(text: str) -> str:
+        for directory, real in files.items():
+            text = text.replace(directory, f"{real}/")
+        return text
+
+    container = console(render, {**CERTIFICATES, "console": console_values})
+    environment = {each["name"]: here(each["value"]) for each in container["env"]}
+    ran = CliRunner().invoke(tree(), [here(each) for each in container["args"]], env=environment)
+    assert ran.exit_code == 0, ran.output
+    [settings] = started
+    assert (settings.with_login, settings.certificates, settings.read_only, settings.tls) == (True, True, False, True)
+    assert settings.acts_as == ""
+
+
+def test_notes_say_where_the_console_is_and_how_people_log_in(
+    render: Render, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tool, "CHART", chart_with_notes(tmp_path))
+
+    def said(values: Values) -> str:
+        text = named(render(values), "Notes", "notes")["text"]
+        return next((line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("Console")), "")
+
+    forward = "kubectl port-forward -n raftlog service/raftlog-console 8080, then"
+    assert said({"insecure": True}) == ""
+    assert said(PLAIN) == f"{forward} http://localhost:8080/ (no login)"
+    assert said(USERS | {"console": {"enabled": True, "ingress": INGRESS}}) == (
+        f"https://{HOST}/ (log in with name and password)"
+    )
+    assert said(CERTIFICATES) == f"{forward} https://localhost:8080/ (log in with a certificate and its private key)"
+
+
 @pytest.mark.parametrize("values", [PLAIN, USERS], ids=["plaintext", "users"])
 def test_an_ingress_and_its_network(render: Render, values: Values) -> None:
     peers = [{"namespaceSelector": {"matchLabels": {"name": "ingress"}}}]
@@ -101,6 +175,20 @@ def test_an_ingress_and_its_network(render: Render, values: Values) -> None:
             {**USERS, "console": {"enabled": True, "ingress": {"enabled": True, "host": HOST}}},
             "passwords would travel in plaintext",
         ),
+        ({"tls": TLS, "console": {"certificateLogins": True}}, "set console.enabled=true"),
+        ({**PLAIN, "console": BY_CERTIFICATE}, "set tls.enabled=true with tls.clientAuth=required"),
+        ({"tls": {**TLS, "clientAuth": "none"}, "console": BY_CERTIFICATE}, "with tls.clientAuth=required"),
+        (
+            {"insecure": True, "tls": {**TLS, "migration": "prepare"}, "console": BY_CERTIFICATE},
+            "complete tls.migration=prepare first",
+        ),
+        ({**USERS, "console": BY_CERTIFICATE}, "set console.certificateLogins=false"),
+        ({"tls": TLS, "console": {"enabled": True, "certificateLogins": True}}, "private keys would travel"),
+        (
+            {"tls": TLS, "console": {**BY_CERTIFICATE, "tls": {}, "ingress": {"enabled": True, "host": HOST}}},
+            "in console.tls.secret, or in console.ingress.tls.secret",
+        ),
+        ({"tls": TLS, "console": {**BY_CERTIFICATE, "certificateLogins": "yes"}}, "certificateLogins"),
     ],
 )
 def test_what_it_refuses(render: Render, values: Values, reason: str) -> None:

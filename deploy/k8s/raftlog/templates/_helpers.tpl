@@ -142,8 +142,21 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- if and (include "raftlog.auth.spoken" .) $console.ingress.enabled (not $console.ingress.tls.secret) (not $console.tls.secret) -}}
 {{- fail "console.ingress.tls.secret is empty: passwords would travel in plaintext" -}}
 {{- end -}}
+{{- if $console.certificateLogins -}}
+{{- if include "raftlog.auth.spoken" . -}}
+{{- fail "console.certificateLogins is true, and with auth.enabled people log in with names and passwords: set console.certificateLogins=false" -}}
+{{- end -}}
+{{- if not (and (include "raftlog.tls.spoken" .) (eq (include "raftlog.tls.clientAuth" .) "required")) -}}
+{{- fail "console.certificateLogins needs brokers that ask clients for certificates: set tls.enabled=true with tls.clientAuth=required (or auto), and complete tls.migration=prepare first" -}}
+{{- end -}}
+{{- if not (or $console.tls.secret (and $console.ingress.enabled $console.ingress.tls.secret)) -}}
+{{- fail "console.certificateLogins is true, and private keys would travel in plaintext: name a Secret with a certificate for https in console.tls.secret, or in console.ingress.tls.secret with console.ingress.enabled" -}}
+{{- end -}}
+{{- end -}}
 {{- else if $console.ingress.enabled -}}
 {{- fail "console.ingress.enabled is true, and console.enabled is false" -}}
+{{- else if $console.certificateLogins -}}
+{{- fail "console.certificateLogins is true, and console.enabled is false: set console.enabled=true, or remove it" -}}
 {{- end -}}
 {{- if and (not (include "raftlog.separate" .)) (gt $controllers $brokers) -}}
 {{- fail (printf "controllers.replicas is %d, but in mode combined only %d pods (brokers.replicas) can have a vote" $controllers $brokers) -}}
