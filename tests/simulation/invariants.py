@@ -76,8 +76,8 @@ class Invariants:
                 self._check_epoch(index, term, command)
         elif known != entry:
             raise Violation(
-                f"{voter.host} applies entry {index} of term {term}, which was committed with term {known[0]}"
-                f"{'' if known[1] == command else ' and other bytes'}"
+                f"{voter.host} applies entry {index} with term {term}, but it was committed with term "
+                f"{known[0]}{'' if known[1] == command else ' and other bytes'}"
             )
         self._check_state(voter, index, state)
 
@@ -86,18 +86,26 @@ class Invariants:
         self.counts["snapshots restored"] += 1
         known = self._log.get(index)
         if known is None or known[0] != term:
-            raise Violation(f"{voter.host} restores a snapshot at {index} of term {term}; committed there: {known}")
+            raise Violation(
+                f"{voter.host} restores a snapshot up to entry {index} of term {term}, but what was committed "
+                f"there is {known}"
+            )
         self._check_state(voter, index, state)
 
     def _check_epoch(self, index: int, term: int, command: bytes) -> None:
         epoch = MetadataCommand.FromString(command).controller_epoch
         if epoch != term:
-            raise Violation(f"entry {index} of term {term} was proposed in epoch {epoch}, and changed the state")
+            raise Violation(
+                f"entry {index} of term {term} changed the state, though it was proposed in the controller "
+                f"epoch {epoch}"
+            )
 
     def _check_state(self, voter: Voter, index: int, state: MetadataState) -> None:
         digest = state.capture().digest
         if self._digests.setdefault(index, digest) != digest:
-            raise Violation(f"{voter.host} has another state at {index} than a replica before it")
+            raise Violation(
+                f"{voter.host} has another state after entry {index} than a replica that applied it earlier"
+            )
         if index > self._truth_index:
             self._truth_index = index
             if state.image is not self.truth:
@@ -130,7 +138,7 @@ class Invariants:
     def _check_new(self, topic: TopicImage) -> None:
         """A topic is there that was not: under an id that no other had, or logs of that one would pass for its own."""
         if topic.topic_id in self._topic_ids:
-            raise Violation(f"topic {topic.name} is made under the id of a topic that was there before")
+            raise Violation(f"topic {topic.name} is created with the id of an earlier topic")
         self._topic_ids.add(topic.topic_id)
 
     def _check_fenced(self, broker_id: int, broker_epoch: int) -> None:
@@ -157,7 +165,10 @@ class Invariants:
         """A vote leaves: a voter has one in a term, over all its lives."""
         given = self._votes.setdefault((voter.host.node_id, term), candidate_id)
         if given != candidate_id:
-            raise Violation(f"{voter.host} votes for {candidate_id} in term {term}, as it did for {given}")
+            raise Violation(
+                f"{voter.host} votes for node {candidate_id} in term {term}, but it has voted for node {given} "
+                "in that term"
+            )
 
     def _check_matches(self, leader: Voter) -> None:
         """The records that a leader regards as a follower's are in the follower's log, as long as it follows."""
@@ -171,8 +182,9 @@ class Invariants:
             held = wal.term_at(index)
             if held is None or held != leader.wal.term_at(index):
                 raise Violation(
-                    f"{leader.host} counts on entry {index}, {_of_term(leader.wal.term_at(index))}, being on "
-                    f"{follower.host}, which has entries up to {wal.last_index} and there {_of_term(held)}"
+                    f"{leader.host} counts entry {index} ({_of_term(leader.wal.term_at(index))}) as stored on "
+                    f"{follower.host}, whose log ends at entry {wal.last_index} and has at {index}: "
+                    f"{_of_term(held)}"
                 )
 
     def _check_majority(self, leader: Voter) -> None:
@@ -186,7 +198,10 @@ class Invariants:
                 continue
             without += voter.wal.term_at(index) != term or voter.wal.synced_index < index
         if without * 2 >= len(self._simulation.voters):
-            raise Violation(f"{leader.host} counts entry {index} as committed, which {without} voters do not have")
+            raise Violation(
+                f"{leader.host} counts entry {index} as committed, but {without} of "
+                f"{len(self._simulation.voters)} voters do not have it"
+            )
 
     def active(self, voter: Voter, term: int) -> None:
         """A node leads, and has applied all entries that were committed before."""
@@ -195,8 +210,8 @@ class Invariants:
         before = max((index for earlier, index in self._acknowledged.items() if earlier < term), default=0)
         if voter.node.last_applied < before:
             raise Violation(
-                f"{voter.host} leads in term {term} with entries up to {voter.node.last_applied}; "
-                f"entry {before} was acknowledged before and is lost"
+                f"{voter.host} leads in term {term} with entries up to {voter.node.last_applied}, but entry "
+                f"{before} was acknowledged earlier and is lost"
             )
 
     def serves(self, voter: Voter, epoch: int) -> None:
@@ -206,14 +221,17 @@ class Invariants:
     def _once(self, who: dict[int, Life], voter: Voter, term: int, does: str) -> None:
         life = (voter.host.node_id, voter.host.boots)
         if who.setdefault(term, life) != life:
-            raise Violation(f"{voter.host} {does} in term {term}, and so did node {who[term][0]}")
+            raise Violation(f"{voter.host} {does} in term {term}, in which node {who[term][0]} did so before")
 
     def answered(self, voter: Voter, command: MetadataCommand, outcome: Applied) -> None:
         """A proposer has got the outcome of a command."""
         self.counts["acknowledged"] += 1
         fenced = isinstance(getattr(outcome.result, "outcome", None), FencedController)
         if command.controller_epoch != outcome.term and not fenced:
-            raise Violation(f"{voter.host} acknowledges a command of epoch {command.controller_epoch}: {outcome}")
+            raise Violation(
+                f"{voter.host} acknowledges a command of controller epoch {command.controller_epoch} that was "
+                f"committed in another term: {outcome}"
+            )
         self.acknowledged_index = max(self.acknowledged_index, outcome.index)
         self._acknowledged[outcome.term] = max(self._acknowledged.get(outcome.term, 0), outcome.index)
 
@@ -221,7 +239,10 @@ class Invariants:
         """A linearizable read is answered from this index on."""
         self.counts["reads"] += 1
         if min(index, voter.node.last_applied) < acknowledged_before:
-            raise Violation(f"{voter.host} reads at {index} what was acknowledged up to {acknowledged_before} before")
+            raise Violation(
+                f"{voter.host} answers a read with the state at entry {index}, but entry {acknowledged_before} "
+                "was acknowledged before the read began"
+            )
 
     # Images and brokers
 
@@ -230,11 +251,17 @@ class Invariants:
         if before is None:
             return
         if after.offset < before.offset or after.controller_epoch < before.controller_epoch:
-            raise Violation(f"{who.host} goes back from {before.offset} to {after.offset}")
+            raise Violation(
+                f"the metadata of {who.host} goes back from offset {before.offset} (controller epoch "
+                f"{before.controller_epoch}) to {after.offset} (controller epoch {after.controller_epoch})"
+            )
         for broker_id, broker in after.brokers.items():
             was = before.brokers.get(broker_id)
             if was is not None and was.broker_epoch > broker.broker_epoch:
-                raise Violation(f"broker epoch of {broker_id} goes back on {who.host}")
+                raise Violation(
+                    f"the broker epoch of broker {broker_id} goes back on {who.host}: from {was.broker_epoch} "
+                    f"to {broker.broker_epoch}"
+                )
         if after.topics is before.topics:
             return
         for topic_id, topic in after.topics.items():
@@ -246,7 +273,10 @@ class Invariants:
                     was_partition.leader_epoch,
                     was_partition.partition_epoch,
                 ) or partition.partition_epoch < was_partition.partition_epoch:
-                    raise Violation(f"epochs of {topic.name}-{partition.partition} go back on {who.host}")
+                    raise Violation(
+                        f"the leader epoch or the partition epoch of {topic.name}-{partition.partition} goes "
+                        f"back on {who.host}: from {was_partition} to {partition}"
+                    )
 
     def beliefs_changed(self, broker: SimBroker) -> None:
         """A broker has a newer image or a longer lease."""
@@ -258,8 +288,9 @@ class Invariants:
                 both = mine & other.led().keys()
                 if both:
                     raise Violation(
-                        f"brokers {broker.broker_id} and {other.broker_id} both hold a lease and believe to lead "
-                        f"{len(both)} partitions, of epochs {broker.led()[min(both)]} and {other.led()[min(both)]}"
+                        f"brokers {broker.broker_id} and {other.broker_id} both hold a lease and both believe "
+                        f"that they lead {len(both)} partitions, in the leader epochs {broker.led()[min(both)]} "
+                        f"and {other.led()[min(both)]}"
                     )
 
     def acknowledges(self, broker: SimBroker, key: PartitionKey, leader_epoch: int) -> None:

@@ -75,7 +75,7 @@ MUTATIONS: dict[str, Mutation] = {
         story="test_a_stale_acknowledgement_counts_for_nothing_after_a_re_election",
     ),
     "append rewrite off": Mutation(
-        "entries go to PySyncObj as they came: matching entries are truncated, and what was not compared is answered",
+        "entries go to PySyncObj as they came: it cuts entries that match, and a follower confirms what it never compared",
         (
             _in(
                 "raft.node:Receiver._append_entries",
@@ -109,12 +109,12 @@ MUTATIONS: dict[str, Mutation] = {
         "votes and acknowledgements leave before the log is synced", parts={"sends_before_sync": True}
     ),
     "own entries count before the sync": Mutation(
-        "a leader counts what is only in its memory",
+        "a leader counts entries as committed that are only in its memory, so that a power cut loses them",
         (_in("raft.consensus:Consensus._SyncObj__applyLogEntries", "self._wal.synced_index)", "self.commit_index)"),),
         voters=1,
     ),
     "vote not durable": Mutation(
-        "a restarted voter votes again in the same term",
+        "a restarted voter votes again in the same term, so that two leaders may be elected in it",
         (
             _in(
                 "raft.wal:WriteAheadLog.setCurrentTerm",
@@ -125,7 +125,7 @@ MUTATIONS: dict[str, Mutation] = {
         voters=3,
     ),
     "wiped-voter guard off": Mutation(
-        "a voter with an empty disk votes at once",
+        "a voter with an empty disk votes at once, though it has forgotten what it voted for and acknowledged",
         (
             _in(
                 "raft.voters:JoinGuard.__init__",
@@ -139,7 +139,7 @@ MUTATIONS: dict[str, Mutation] = {
         (_in("raft.snapshots:SnapshotStore.write", "self._disk.sync(name + _TMP)", "pass"),),
     ),
     "checksum of the log off": Mutation(
-        "what a power cut tore is read as if it had been written",
+        "a record that a power cut tore is read as if it were whole",
         (
             _in(
                 "raft.wal:Segment._payload_at",
@@ -150,7 +150,7 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     # Reads
     "read without a round": Mutation(
-        "a deposed leader answers reads",
+        "a deposed leader answers reads, with a state that is out of date",
         (
             _in(
                 "raft.node:ReadRounds.ready",
@@ -181,18 +181,18 @@ MUTATIONS: dict[str, Mutation] = {
         ),
     ),
     "deduplication off": Mutation(
-        "a command that is asked for again is done again",
+        "a command that a client sends again is applied a second time",
         (_in("state:MetadataState.apply", "known = self._sessions.answered(index, parsed)", "known = None"),),
     ),
     # Sessions and leases
     "lease without a majority round": Mutation(
-        "a deposed controller goes on handing out leases",
+        "a deposed controller goes on granting leases",
         parts={"leases_without_majority": True},
         schedules=8,
         story="test_a_deposed_leader_does_not_hand_out_a_lease",
     ),
     "lease counted from the answer": Mutation(
-        "an answer that lay in a socket makes a lease as long as a fresh one",
+        "an answer that was delayed on the network gives a lease as long as a fresh one",
         (_in("quorum.sessions:BrokerLease.granted", "sent_at_ms + lease_ms", "now_ms + lease_ms"),),
         schedules=8,
         story="test_an_answer_that_lay_in_a_socket_makes_no_longer_lease",
@@ -218,7 +218,7 @@ MUTATIONS: dict[str, Mutation] = {
         ),
     ),
     "fenced at once when the stream breaks": Mutation(
-        "the lease given on a broken stream is not waited for",
+        "a broker whose stream breaks is fenced before its last lease has ended",
         (_in("quorum.sessions:BrokerSessions._deadline_ms", "self._lease_over_ms if", "0.0 if"),),
     ),
     "lease while being fenced": Mutation(
@@ -231,7 +231,7 @@ MUTATIONS: dict[str, Mutation] = {
         story="test_a_broker_that_speaks_while_it_is_being_fenced_gets_no_lease",
     ),
     "lease for an old image": Mutation(
-        "a broker that was fenced and came back leads by what it knew before",
+        "a broker that was fenced and came back leads with the metadata from before",
         (
             _in(
                 "quorum.sessions:BrokerSessions.may_lease",
@@ -244,7 +244,9 @@ MUTATIONS: dict[str, Mutation] = {
         "a revoked leader still serves when the next one is elected",
         (_in("quorum.controller_plan:let_go", "max(report.applied_offset, free_up_to[broker_id])", "image.offset"),),
     ),
-    "acknowledged without a lease": Mutation("a broker looks at its image only", parts={"checks_lease": False}),
+    "acknowledged without a lease": Mutation(
+        "a broker acknowledges by its metadata only, without a lease", parts={"checks_lease": False}
+    ),
 }
 
 

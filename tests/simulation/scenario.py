@@ -88,7 +88,7 @@ class Story:
         """Let time pass until something is so."""
         end_s = self.simulation.scheduler.now_s + PATIENCE_S
         while not condition():
-            assert self.simulation.scheduler.now_s < end_s, f"it never came to this: {what}"
+            assert self.simulation.scheduler.now_s < end_s, f"not within {PATIENCE_S:g} s of virtual time: {what}"
             self.run(0.01)
 
     # Leaders
@@ -115,7 +115,7 @@ class Story:
                 return
             self.voter(leader).process.run(self.voter(leader).transfer)
             self.run(0.5)
-        raise AssertionError(f"node {node_id} does not come to lead")
+        raise AssertionError(f"node {node_id} did not become the controller in 20 transfers")
 
     def another_leads(self, among: Iterable[int]) -> int:
         """Wait until one of these nodes serves as controller; return which."""

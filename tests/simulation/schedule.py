@@ -225,7 +225,7 @@ class Simulation:
                 break
             if self.scheduler.now_s >= begin_s + at_most_s:
                 after = "the last fault" if core is None else f"the core {sorted(core)} was healed"
-                raise Violation(f"{at_most_s:.0f} s after {after}: {wrong}")
+                raise Violation(f"{at_most_s:.0f} s after {after} the cluster is not as it should be: {wrong}")
 
     # The core
 
@@ -264,7 +264,7 @@ class Simulation:
                 return wrong
         for name, partition in self._partitions():
             if not core.isdisjoint(partition.isr) and self._what_is_wrong_with(partition.leader):
-                return f"{name} is not led by anybody in service: {partition}"
+                return f"{name} is not led by a broker in service: {partition}"
         return None if self._core_answers else self._ask_core()
 
     def _ask_core(self) -> str:
@@ -320,7 +320,7 @@ class Simulation:
             if wrong := misled(self.invariants.truth, partition):
                 return f"{name}: {wrong}"
         if self.clients and any(client.open is not None for client in self.clients):
-            return f"clients wait: {[client.open for client in self.clients]}"
+            return f"clients still wait for answers to {[client.open for client in self.clients]}"
         return None
 
     def check_history(self) -> None:

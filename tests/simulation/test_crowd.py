@@ -122,7 +122,9 @@ class Crowd:
         """Run until all brokers have leases; return the virtual seconds."""
         begun_s = self.simulation.scheduler.now_s
         while self.without_lease() > 0:
-            assert self.simulation.scheduler.now_s < begun_s + PATIENCE_S, f"{self.without_lease()} have no lease"
+            assert self.simulation.scheduler.now_s < begun_s + PATIENCE_S, (
+                f"{self.without_lease()} brokers still have no lease after {PATIENCE_S:g} s of virtual time"
+            )
             self.run(STEP_S)
         return self.simulation.scheduler.now_s - begun_s
 
@@ -148,7 +150,9 @@ def test_one_controller_serves_so_many_and_another_takes_over(
         assert busiest == pytest.approx(brokers / heartbeat_s * HEARTBEAT_COST_S, rel=0.1)
         crowd.kill_the_controller()
         without = crowd.without_leases(TAKES_OVER_S)
-        assert without[-1] == crowd.fenced() == 1, "the broker that ran beside the controller"
+        assert without[-1] == crowd.fenced() == 1, (
+            "only the broker that ran beside the controller must be fenced and without a lease"
+        )
         took_over_s = STEP_S * max(step for step, missing in enumerate(without) if missing > 1)
         print(
             f"{brokers}: up in {started_s:.1f} s, then busy {busiest:.0%}; without the controller at most "

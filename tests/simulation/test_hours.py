@@ -33,7 +33,7 @@ def test_everything_has_its_turn() -> None:
     mixtures = [job.kind for job in jobs if job.scenario is None]
     assert mixtures[: len(KINDS)] == list(KINDS)
     assert len(mixtures) == len(jobs) / (SCENARIOS_BETWEEN + 1)
-    assert len(set(jobs)) == len(jobs), "none twice"
+    assert len(set(jobs)) == len(jobs), "a job comes twice"
     assert min(job.seed for job in jobs) == 100
 
 
@@ -61,7 +61,9 @@ def test_a_summary_adds_up() -> None:
     with shown(summary, console) as show:
         show(summary)
         show(summary)
-        assert console.export_text(clear=False).count("FAILED: ./dev sim 2 --kind quorum") == 1, "at once, and once"
+        assert console.export_text(clear=False).count("FAILED: ./dev sim 2 --kind quorum") == 1, (
+            "a failure must be printed at once, and only once"
+        )
     assert "two leaders" in console.export_text()
 
 

@@ -43,6 +43,8 @@ def test_a_member_that_is_cut_off_has_let_go_when_its_partition_is_given_away(pa
         member.on_heartbeat(group_pb2.HeartbeatAnswer(member_epoch=1))
         heard_ms = sent_ms
     assert member.heartbeat(9_300.0) is not None  # the coordinator never gets this one
-    assert not member.expire(heard_ms + SESSION_MS / 2), "it reads on while the coordinator waits for it"
+    assert not member.expire(heard_ms + SESSION_MS / 2), (
+        "the member must go on reading as long as the coordinator waits for it"
+    )
     member.expire(heard_ms + SESSION_MS)  # another member may own it from now on
     assert TopicPartition("t", 0) not in member.owned

@@ -125,7 +125,9 @@ def test_those_that_matter_most_are_among_them() -> None:
 
 
 def test_the_page_names_exactly_those_that_exist() -> None:
-    assert named() == list(planted_bugs()), f"./dev sim --mutations --markdown writes {PAGE.name}"
+    assert named() == list(planted_bugs()), (
+        f"{PAGE.name} names other planted bugs than there are; ./dev sim --mutations --markdown writes it anew"
+    )
 
 
 def test_the_page_has_all_of_them_caught() -> None:

@@ -378,7 +378,9 @@ def test_a_leader_whose_disk_is_full_lets_another_one_lead(parts: Parts) -> None
         story.in_sync(key, 3, 4)
         story.mend_disk(2)
         story.in_sync(key, 2, 3, 4)
-        assert story.full_disks() == [2], "for a while after the last refusal"
+        assert story.full_disks() == [2], (
+            "the broker must still report its disk as full for a while after the last refusal"
+        )
         story.run(61)
         assert story.full_disks() == []
         story.holds(key, sent)
@@ -394,7 +396,10 @@ def test_leaderships_do_not_go_round_where_all_disks_are_full(parts: Parts) -> N
             story.send(key)
             story.run(0.5)
         epoch = story.partition(key).leader_epoch
-        assert epoch <= 6, "each broker has led once, and each hand-over takes two"
+        assert epoch <= 6, (
+            "the leaderships go round: each of three brokers leads once, and a hand-over takes two epochs, so 6 is "
+            "the most"
+        )
         for _ in range(20):
             story.send(key)
             story.run(0.5)
@@ -420,7 +425,9 @@ def test_a_damaged_log_is_set_aside_and_fetched_anew(parts: Parts) -> None:
         story.boot(2)
         story.leads(key, 3)
         story.in_sync(key, 2, 3, 4)
-        assert any("stray" in name for name in disk.storage.list_sizes("/logs")), "nothing is deleted"
+        assert any("stray" in name for name in disk.storage.list_sizes("/logs")), (
+            "the damaged log must be kept in a stray directory, not deleted"
+        )
         story.holds(key, sent)
         story.all_equal()
 
@@ -441,10 +448,10 @@ def test_kip_966_the_last_replica_standing_commits_nothing_alone(parts: Parts) -
         assert story.partition(key).eligible_leader_replicas == (3,)
         alone = story.send(key, acks="1")
         story.run(0.5)
-        assert alone[0].acknowledged, "acks=1 is what the leader holds"
+        assert alone[0].acknowledged, "acks=1 must be acknowledged, as the leader holds the record"
         story.power_cut(2)
         story.heal()
-        assert story.leads(key, 3, 4) == 3, "broker 4 lacks what was committed without it"
+        assert story.leads(key, 3, 4) == 3, "broker 3 must lead, as broker 4 lacks what was committed without it"
         story.holds(key, sent)
         story.all_equal()
 

@@ -27,7 +27,9 @@ def failing(pool: ProcessPoolExecutor) -> Outcome:
         outcome = pool.submit(run_job, Job(seed, seconds=8.0, mutation=PLANTED)).result()
         if outcome.violation is not None and sum(each.happened for each in outcome.faults) >= MANY_FAULTS:
             return outcome
-    raise AssertionError("no schedule of many faults notices it")
+    raise AssertionError(
+        f"none of 200 schedules with the planted bug {PLANTED!r} failed after {MANY_FAULTS} faults or more"
+    )
 
 
 def test_the_least_that_fails_fails_in_the_same_way_and_is_much_shorter(
@@ -43,11 +45,11 @@ def test_the_least_that_fails_fails_in_the_same_way_and_is_much_shorter(
     assert len(shrunk.trace) < len(trace_before) / 2
     kept, happened = (sum(each.happened for each in one.faults) for one in (shrunk.outcome, before))
     assert kept < happened / 2
-    assert said, "progress"
+    assert said, "the shrinker reported no progress"
     report = shrunk.report()
     assert before.job.command() in report
     assert shrunk.outcome.job.command() in report
-    assert "controller 1: " in report, "the state at the violation"
+    assert "controller 1: " in report, "the report lacks the state of the nodes at the violation"
 
 
 def test_the_budget_is_kept(pool: ProcessPoolExecutor, failing: Outcome) -> None:

@@ -46,7 +46,9 @@ def test_a_stale_acknowledgement_counts_for_nothing_after_a_re_election(parts: P
         asked = story.propose(1, count=3)
         assert story.release() > 0
         story.run(0.4)
-        assert not any(each.acknowledged for each in asked), "two of five hold them"
+        assert not any(each.acknowledged for each in asked), (
+            "a command was acknowledged, but only two of five voters have its entry"
+        )
 
         story.heal()
         story.all_well()
@@ -63,7 +65,9 @@ def test_the_first_chunk_of_a_snapshot_commits_nothing_of_an_unverified_tail(par
         second = story.another_leads({2, 3})
         story.commit(second, count=40)
         story.run(2.0)
-        assert story.voter(second).node.first_index > 5, "what node 1 lacks is only in a snapshot"
+        assert story.voter(second).node.first_index > 5, (
+            "the new leader still has its first entries, so that node 1 needs no snapshot"
+        )
         story.break_connections({1}, {2, 3})
 
         story.heal()
@@ -105,7 +109,7 @@ def test_a_deposed_leader_does_not_hand_out_a_lease(parts: Parts) -> None:
         since_s = story.simulation.scheduler.now_s + 0.01  # rounds under way may end
         story.seen.clear()
         story.run(0.6)
-        assert story.voter(1).controller.serving, "it does not know yet"
+        assert story.voter(1).controller.serving, "the cut-off controller must not know yet that it is deposed"
         granted = [
             (at_s, payload)
             for at_s, source, _, payload in story.seen
@@ -157,7 +161,9 @@ def test_a_broker_that_speaks_while_it_is_being_fenced_gets_no_lease(parts: Part
         ]
         assert answers
         assert not any(answer.lease_ms for answer in answers)
-        assert not story.simulation.invariants.truth.brokers[3].fenced, "it was not committed yet"
+        assert not story.simulation.invariants.truth.brokers[3].fenced, (
+            "broker 3 is fenced, but the fencing was not committed yet"
+        )
         story.release()
         story.all_well()
 

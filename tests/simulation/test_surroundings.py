@@ -60,7 +60,9 @@ def test_what_was_not_synced_survives_by_sectors() -> None:
         disk.write_at("log", 0, b"b" * 4 * SECTOR_BYTES)
         disk.lose_power(random.Random(seed))
         sectors = [disk.read("log")[at : at + SECTOR_BYTES] for at in range(0, 4 * SECTOR_BYTES, SECTOR_BYTES)]
-        assert all(len(set(sector)) == 1 for sector in sectors), "a sector is old or new, never both"
+        assert all(len(set(sector)) == 1 for sector in sectors), (
+            "after a power cut a sector is a mixture of old and new bytes"
+        )
         found.add(b"".join(sector[:1] for sector in sectors))
     assert {b"aaaa", b"bbbb"} < found
 
@@ -77,7 +79,7 @@ def test_a_kill_loses_nothing_that_was_written() -> None:
         again.process_died()
         again.lose_power(random.Random(seed))
         found.add(again.read("log"))
-    assert b"a" in found, "a kill makes nothing durable"
+    assert b"a" in found, "a write that outlived its process must still be lost with some power cuts"
 
 
 def test_a_rename_that_was_not_synced_may_be_undone() -> None:
@@ -249,7 +251,7 @@ def test_a_process_dies_within_an_operation_of_its_log_disk() -> None:
 
     process.run(work)
     assert not process.alive
-    assert not disk.dead, "the next process works"
+    assert not disk.dead, "the disk must work for the next process"
 
 
 def test_what_a_broken_log_disk_did_not_sync_is_gone() -> None:
@@ -295,5 +297,5 @@ def test_the_ledger_notices_a_replica_in_sync_that_lacks_what_is_committed() -> 
         here = broker.find(key)
         assert here is not None
         here.log.truncate_to(1, now_ms=0)
-        with pytest.raises(Violation, match=r"in the ISR .* with records up to 1; 3 is committed"):
+        with pytest.raises(Violation, match=r"in the ISR .*, but its log ends at 1, and 3 is committed"):
             story.simulation.ledger.check_isr(key)

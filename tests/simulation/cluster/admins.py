@@ -106,7 +106,10 @@ class Administrator(Application):
         there = self._topic in await admin.list_topics(timeout=timeout)
         sure = self._certain and self._told
         if sure and there is not self._there:
-            raise Violation(f"{self} was told that the topic is there: {self._there}; it is listed: {there}")
+            raise Violation(
+                f"{self}: the last answer said that the topic {'exists' if self._there else 'is deleted'}, but "
+                f"list_topics {'lists' if there else 'does not list'} it"
+            )
         self.count("lists held against what was told" if sure else "lists")
 
 

@@ -98,16 +98,20 @@ class Book:
                 self.counts["records committed again"] += bool(where)
             elif where:
                 raise Violation(
-                    f"{self.ledger.name(key)} has record {value.number} of {writer.name} at {offset}; it is in "
-                    f"{self.ledger.name(where[0][0])} at {where[0][1]} already"
+                    f"{self.ledger.name(key)} has record {value.number} of the idempotent {writer.name} at "
+                    f"offset {offset}, but the record is already in {self.ledger.name(where[0][0])} at offset "
+                    f"{where[0][1]}"
                 )
             elif value.number < self._last.get((key, value.writer), -1):
                 raise Violation(
-                    f"{self.ledger.name(key)} has record {value.number} of {writer.name} at {offset}, after its record "
-                    f"{self._last[key, value.writer]}"
+                    f"{self.ledger.name(key)} has record {value.number} of {writer.name} at offset {offset}, "
+                    f"behind its later record {self._last[key, value.writer]}"
                 )
             if value.number in writer.certainly_not:
-                raise Violation(f"{writer.name} was told that its record {value.number} is certainly not there")
+                raise Violation(
+                    f"{self.ledger.name(key)} has record {value.number} of {writer.name} at offset {offset}, "
+                    "but the producer was told that this record is certainly not in the log"
+                )
             where.append((key, offset, entry))
             self._last[key, value.writer] = max(value.number, self._last.get((key, value.writer), -1))
 
@@ -134,8 +138,8 @@ class Book:
         there = [offset for each, offset, _ in where if each == key]
         if not there or (told.offset >= 0 and told.offset not in there):
             raise Violation(
-                f"{writer.name} is told that its record {number} is in {self.ledger.name(key)} at {told.offset}; it "
-                f"is at {there}"
+                f"{writer.name} was told that its record {number} is in {self.ledger.name(key)} at offset "
+                f"{told.offset}, but the committed log has it at {there}"
             )
 
     def acknowledged_of_what_goes(self, writer: Writer, number: int, told: RecordMetadata) -> None:
@@ -146,7 +150,10 @@ class Book:
         """
         self.counts["records acknowledged"] += 1
         if not self.places[writer.number, number]:
-            raise Violation(f"{writer.name} is told that its record {number} is in {told.topic}-{told.partition}")
+            raise Violation(
+                f"{writer.name} was told that its record {number} is in {told.topic}-{told.partition}, but no "
+                "committed log has it"
+            )
 
     # What readers are given
 
@@ -160,12 +167,15 @@ class Book:
         end = begin
         for record in records:
             if record.offset < end:
-                raise Violation(f"{self.ledger.name(key)}: {record.offset} was given to a reader that stands at {end}")
+                raise Violation(
+                    f"{self.ledger.name(key)}: a reader that had reached offset {end} was given the earlier "
+                    f"offset {record.offset}"
+                )
             end = record.offset + 1
             if self.ledger.value_at(key, record.offset) != record.value:
                 raise Violation(
-                    f"{self.ledger.name(key)}: {record.value!r} was given for {record.offset}, where "
-                    f"{self.ledger.value_at(key, record.offset)!r} is committed"
+                    f"{self.ledger.name(key)}: a reader was given {record.value!r} for offset {record.offset}, "
+                    f"but {self.ledger.value_at(key, record.offset)!r} is committed there"
                 )
         offsets = [record.offset for record in records]
         if committed_only:
@@ -189,6 +199,8 @@ class Book:
                 if not self.places[writer.number, number] and self.ledger.exists(key)
             ]
             if missing and writer.safe:
-                raise Violation(f"{writer.name}: {missing} were acknowledged and are not there")
+                raise Violation(
+                    f"{writer.name}: the records {missing} were acknowledged, but no committed log has them"
+                )
             self.counts["lost, as acks=0 and acks=1 may"] += len(missing)
         return self.counts

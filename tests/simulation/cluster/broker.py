@@ -148,7 +148,7 @@ class ClusterBroker(DataBroker):
         """
         super().check_loop()
         if self._failures:
-            raise Violation(f"{self.host}: {self._failures[0]!r}")
+            raise Violation(f"{self.host}: a task of the broker failed: {self._failures[0]!r}")
 
 
 def _config(simulation: ClusterSimulation, node_id: int) -> BrokerConfig:

@@ -246,7 +246,9 @@ class SimChannel:
             call.finish(grpc.StatusCode.UNAVAILABLE, BROKEN)
 
     def _heard(self, frame: Frame) -> None:
-        assert isinstance(frame, Accepted | Data | Room | End), "what servers send"
+        assert isinstance(frame, Accepted | Data | Room | End), (
+            f"a server sent {type(frame).__name__}, which servers never send"
+        )
         call = self._calls.get(frame.call)
         if call is None:
             return

@@ -78,7 +78,7 @@ class Application:
 
     def _ended(self, process: Process, task: asyncio.Task[None]) -> None:
         if task.cancelled():
-            raise Violation(f"{self}: the application was cancelled")
+            raise Violation(f"{self}: the task of the application was cancelled, though its process was not killed")
         error = task.exception()
         if error is not None:
             raise Violation(f"{self}: {type(error).__name__}: {error}") from error

@@ -81,12 +81,17 @@ class Deals:
         for place in self._records[deal]:
             where = self._book.places[place]
             if committed and not where:
-                raise Violation(f"{deal} is told to be committed, and its record {place[1]} is not there")
+                raise Violation(
+                    f"{deal}: the client was told that it is committed, but its record {place[1]} is in no log"
+                )
             for _, _, entry in where:
-                assert entry.part is not None, "a record of a transaction"
+                assert entry.part is not None, "a record of a transaction is in the log as a plain record"
                 decided = ledger.decided.get(entry.part.numbers)
                 if decided is not committed:
-                    raise Violation(f"{deal} was told commit={committed}; decided for {entry.part.numbers}: {decided}")
+                    raise Violation(
+                        f"{deal}: the client was told commit={committed}, but the coordinator's decision about "
+                        f"{entry.part.numbers} is {decided}"
+                    )
 
     # The end
 
@@ -103,11 +108,15 @@ class Deals:
         for deal in self.all:
             visible = self._visible(deal)
             if visible not in (0, deal.records):
-                raise Violation(f"{deal}: {visible} of its {deal.records} records are readable")
+                raise Violation(
+                    f"{deal}: {visible} of its {deal.records} records are readable, but all or none must be"
+                )
             if visible and (not deal.may_commit or deal.told is False):
-                raise Violation(f"{deal} is readable; it was not to be committed, or is told to be aborted")
+                raise Violation(
+                    f"{deal} is readable, but its client never asked for the commit, or was told that it is aborted"
+                )
             if deal.told and not visible and deal.records:
-                raise Violation(f"{deal} is told to be committed, and not readable")
+                raise Violation(f"{deal}: the client was told that it is committed, but its records are not readable")
             self.counts["deals committed"] += bool(visible)
             self.counts["deals aborted"] += bool(deal.records and not visible)
         self._check_money()
@@ -127,7 +136,10 @@ class Deals:
     def _check_money(self) -> None:
         amounts = [int(value.rest[2]) for _, value in self._readable_values(BANK)]
         if sum(amounts):
-            raise Violation(f"the bank has {sum(amounts)} more than there should be")
+            raise Violation(
+                f"the amounts of all readable transfers add up to {sum(amounts)}, not to 0: one is missing in "
+                "part, or there twice"
+            )
 
     def check_made(self, group_id: str, sources: Iterable[PartitionKey]) -> None:
         """Every record up to which a group of transformers has committed was transformed exactly once.
@@ -141,10 +153,15 @@ class Deals:
             end = self._offsets.committed.get((group_id, key), 0)
             for offset in ledger.readable(key, 0, end):
                 if (times := made.pop((key[1], offset), 0)) != 1:
-                    raise Violation(f"{ledger.name(key)}: what was made from {offset} is there {times} times")
+                    raise Violation(
+                        f"{ledger.name(key)}: the record made from offset {offset} is readable {times} times, not once"
+                    )
                 self.counts["records made from others"] += 1
         if made:
-            raise Violation(f"{group_id} has made records of what it is not behind: {sorted(made)[:5]}")
+            raise Violation(
+                f"{group_id}: records were made from offsets that the group has not committed, by partition: "
+                f"{sorted(made)[:5]}"
+            )
 
     def _check_batch(self, sink_id: str, batch_id: int) -> None:
         asked = self.asked[sink_id, batch_id]
@@ -152,5 +169,8 @@ class Deals:
         readable = frozenset(deal for deal in all_named if self._visible(deal))
         wanted = [frozenset(deal for deal in named if deal.records) for named in asked]
         if readable not in (*wanted, frozenset()):
-            raise Violation(f"batch {batch_id} of {sink_id}: {sorted(map(str, readable))} are readable")
+            raise Violation(
+                f"batch {batch_id} of {sink_id}: exactly the stages {sorted(map(str, readable))} are readable, "
+                "which no commit named"
+            )
         self.counts["batches of sinks readable"] += bool(readable)

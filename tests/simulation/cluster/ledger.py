@@ -71,7 +71,10 @@ class ClusterLedger(TransactionLedger):
         found: list[int] = []
         for entry in self.isolation(key).between(begin, end):
             if entry.part is not None and entry.part.commit is None:
-                raise Violation(f"{self._name(key)} was passed up to {end}, and {entry.part.numbers} is open")
+                raise Violation(
+                    f"{self._name(key)}: a reader of committed records reached offset {end}, but the "
+                    f"transaction {entry.part.numbers} before it is open"
+                )
             if entry.is_visible:
                 found += range(max(begin, entry.base_offset), min(end, entry.next_offset))
         return found
@@ -97,7 +100,10 @@ class ClusterLedger(TransactionLedger):
             expected |= set(range(max(begin, entry.base_offset), min(end, entry.next_offset)))
         missing = expected - set(offsets)
         if missing:
-            raise Violation(f"{self._name(key)}: {sorted(missing)} were not read, and are there")
+            raise Violation(
+                f"{self._name(key)}: a reader passed the committed offsets {sorted(missing)} without getting "
+                "their records"
+            )
 
     def answers(
         self,

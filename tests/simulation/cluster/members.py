@@ -95,7 +95,7 @@ class Member(Application):
         for other in self.simulation.members_of(self.group_id) if mine else ():
             both = () if other is self else mine & other.sure_of()
             for part in sorted(both):
-                raise Violation(f"{self.group_id}: {part} is owned by {self} and by {other}")
+                raise Violation(f"{self.group_id}: {part} is owned by two members at once, {self} and {other}")
 
     async def work(self) -> None:
         """Read until everything is read and committed; come and go meanwhile."""

@@ -19,7 +19,7 @@ def _in(target: str, old: str, new: str) -> Rewrite:
 CLUSTER_MUTATIONS: dict[str, Mutation] = {
     # Producers
     "acknowledged when it is sent": _bug(
-        "a delivery has succeeded once its request is written, as if acks=0 was asked for",
+        "a delivery is reported as done once its request is sent, as with acks=0",
         _in(
             "_client.producer:ProduceCall._write",
             "if message.head.acks == log_pb2.NO_ACK:",
@@ -27,7 +27,7 @@ CLUSTER_MUTATIONS: dict[str, Mutation] = {
         ),
     ),
     "sent again under new numbers": _bug(
-        "what is sent again, after a connection broke, is numbered anew, so that no broker knows it again",
+        "a batch that is sent again after a broken connection gets a new sequence, so that no broker recognises it",
         _in(
             "_core.accumulator:PartitionQueue.recovered",
             "if self.wants_number:",
@@ -36,7 +36,7 @@ CLUSTER_MUTATIONS: dict[str, Mutation] = {
     ),
     # Consumers
     "aborted ranges not looked at": _bug(
-        "records of aborted transactions are handed out to readers of committed ones",
+        "a consumer that reads only committed records gets those of aborted transactions",
         _in(
             "_client.consumer:ConsumerEngine.received",
             "AbortedRanges(head.aborted) if head.aborted else None",
@@ -44,7 +44,7 @@ CLUSTER_MUTATIONS: dict[str, Mutation] = {
         ),
     ),
     "position advanced before the delivery": _bug(
-        "a position moves on over all rows of a batch as soon as the first of them are handed out",
+        "the position moves to the end of a batch when its first records are handed out, so that the rest is skipped",
         _in(
             "_core.positions:PartitionState._take",
             "self._advance(rows.offset_after(max_rows))",
@@ -52,7 +52,7 @@ CLUSTER_MUTATIONS: dict[str, Mutation] = {
         ),
     ),
     "frames of a former subscription": _bug(
-        "what was fetched before a seek, or under a connection that broke, counts for the new position",
+        "records that were fetched before a seek, or over a broken connection, are handed out for the new position",
         _in(
             "_core.positions:Positions.receive",
             "state.subscription_id != fetched.subscription_id or ",
@@ -66,7 +66,7 @@ CLUSTER_MUTATIONS: dict[str, Mutation] = {
     ),
     # Members
     "committed while it is handed out": _bug(
-        "auto-commit counts what a poll is about to return",
+        "auto-commit commits records that a poll is only about to return, so that a crash skips them",
         _in(
             "aio._consumer:Consumer._wait_for_rows",
             "rows = engine.take(max_rows, marks)",
@@ -77,7 +77,7 @@ CLUSTER_MUTATIONS: dict[str, Mutation] = {
         ),
     ),
     "a session that never ends": _bug(
-        "a member that is cut off goes on as the owner of what the group has given to others",
+        "a member that is cut off keeps reading partitions that the group has given to others",
         _in(
             "_core.membership:Membership._answered",
             "self.session_deadline_ms = sent_ms + self._session_timeout_ms * _MARGIN",
@@ -86,7 +86,7 @@ CLUSTER_MUTATIONS: dict[str, Mutation] = {
         story="test_a_member_that_is_cut_off_has_let_go_when_its_partition_is_given_away",
     ),
     "let go before it is": _bug(
-        "a member tells the group that it has let go of a partition which it still reads",
+        "a member tells the group that it has released a partition that it still reads",
         _in(
             "_core.membership:Membership._claims",
             "for part, assigned in self.assigned.items()} | self.owned",
@@ -108,7 +108,7 @@ CLUSTER_MUTATIONS: dict[str, Mutation] = {
     ),
     # What a hostile client does with producer ids
     "ids that belong to nobody": _bug(
-        "a plain batch may have any producer id, also one never given out, or of a transaction",
+        "a plain batch may carry any producer id, even one that was never given out, or of another's transaction",
         Rewrite(
             "broker.coordinator.transactions.verifier:ProducerChecks.check_id",
             "self._check_bound(self._principal, producer_id)",
@@ -116,7 +116,7 @@ CLUSTER_MUTATIONS: dict[str, Mutation] = {
         ),
     ),
     "another's id under one's own name": _bug(
-        "a transactional batch may have any producer id, if only the client may use the transactional id that it "
+        "a transactional batch may carry any producer id, as long as the client may use the transactional id that it "
         "names, and the transaction is open in the partition",
         Rewrite(
             "broker.coordinator.transactions.verifier:ProducerChecks._check_transactional",

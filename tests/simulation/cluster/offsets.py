@@ -41,11 +41,14 @@ class GroupOffsets:
             return
         before = self.committed.get(part, 0)
         if offset < before:
-            raise Violation(f"{group_id} goes back from {before} to {offset} in {self._ledger.name(key)}")
+            raise Violation(
+                f"{group_id}: the committed offset of {self._ledger.name(key)} goes back from {before} to {offset}"
+            )
         missing = [each for each in self._ledger.readable(key, before, offset) if each not in self._done[part]]
         if missing:
             raise Violation(
-                f"{group_id} commits {offset} of {self._ledger.name(key)}, and {missing} were not done by anybody"
+                f"{group_id} committed offset {offset} of {self._ledger.name(key)}, but no member has processed "
+                f"the records at {missing}"
             )
         self.counts["offsets committed"] += offset > before
         self.committed[part] = offset

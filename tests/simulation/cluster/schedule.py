@@ -105,7 +105,7 @@ class ClusterSimulation(DataSimulation):
 
     def wall_ms(self) -> int:
         """Return the time of day of the host whose process is running."""
-        assert self._clock_of is not None, "a process is running"
+        assert self._clock_of is not None, "the wall clock is read while no process runs"
         return self._clock_of.wall_ms()
 
     def is_internal(self, key: PartitionKey) -> bool:
@@ -120,7 +120,7 @@ class ClusterSimulation(DataSimulation):
     def key_of(self, topic: str, partition: int) -> PartitionKey:
         """Return which partition this is, by the names of today."""
         found = self.invariants.truth.topic(topic)
-        assert found is not None, f"{topic} is there"
+        assert found is not None, f"the topic {topic} does not exist"
         return found.topic_id, partition
 
     # Running

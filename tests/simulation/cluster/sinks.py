@@ -96,7 +96,10 @@ class Driver(Application):
                 self.simulation.deals.told(deal, committed=True)
         last = self.simulation.ledger.sinks[self._sink.sink_id].last_batch_id
         if last < batch_id:
-            raise Violation(f"{self} is told that batch {batch_id} is committed; {last} is the last one")
+            raise Violation(
+                f"{self} was told that batch {batch_id} is committed, but the last committed batch of the sink "
+                f"is {last}"
+            )
         self.count("batches committed")
         return True
 

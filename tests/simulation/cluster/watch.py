@@ -54,7 +54,9 @@ class _ProduceWatch:
 
     def _check(self, message: log_pb2.ProduceResponse) -> None:
         if message.correlation_id not in self._asked:
-            assert any(result.HasField("error") for result in message.results), "acks=0 is answered only when refused"
+            assert any(result.HasField("error") for result in message.results), (
+                f"a request with acks=0 was answered without an error: {message}"
+            )
             return
         acks, parts = self._asked.pop(message.correlation_id)
         for (key, leader_epoch, records), result in zip(parts, message.results, strict=True):

@@ -195,7 +195,8 @@ class Producer(Client):
         last = self._last.get((link, key))
         if last is not None and (number > last[0]) != (offset > last[1]):
             raise Violation(
-                f"batch {number} got the offset {offset} and batch {last[0]}, on the same stream, {last[1]}"
+                f"batches of one stream are out of order: batch {number} got offset {offset}, and batch "
+                f"{last[0]} offset {last[1]}"
             )
         self._last[link, key] = (number, offset)
 
@@ -256,8 +257,8 @@ class Consumer(Client):
         start = self.simulation.deleted_below(key)
         if position >= start:
             raise Violation(
-                f"broker {source} calls the offset {position} of partition {key[1]} out of range, which was read "
-                f"before; records below {start} were deleted"
+                f"broker {source} answered that offset {position} of partition {key[1]} is out of range, but it "
+                f"was read before and only records below {start} were deleted"
             )
         self.positions[key] = start
 

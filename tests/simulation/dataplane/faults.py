@@ -158,7 +158,7 @@ class DataFaults(Faults):
             return False
         key, node_id = self._random.choice(found)
         host, log = self._simulation.host(node_id), self._data.ledger.log_of(key, node_id)
-        assert log is not None, "it lacks something"
+        assert log is not None, "the replica that lacks committed records has no log"
         assert host.log_disk is not None
         was_alive = host.alive
         host.stop(f"off, and {key[0].hex()[:4]}-{key[1]} is {what}", power=self._random.random() < 0.5)

@@ -308,7 +308,8 @@ class Member:
             self.counts["commits"] += 1
             if offset < before[part]:
                 raise Violation(
-                    f"{self.group_id}: {part} goes back: {offset} is committed, sent when {before[part]} was"
+                    f"{self.group_id}: the committed offset of {part} goes back to {offset}, but {before[part]} "
+                    "was committed before the request"
                 )
             known.acknowledged[part] = max(known.of(part), offset)
 
@@ -325,7 +326,10 @@ class Member:
                 continue
             offset = max(found.offset, 0)
             if offset < before[part]:
-                raise Violation(f"{self.group_id}: {part} is at {offset}, and {before[part]} was acknowledged")
+                raise Violation(
+                    f"{self.group_id}: the committed offset of {part} is read as {offset}, but the commit of "
+                    f"{before[part]} was acknowledged"
+                )
             self.counts["offsets found"] += found.offset >= 0
             if part in self.core.owned:
                 self._positions.setdefault(part, offset)

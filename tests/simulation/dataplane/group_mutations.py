@@ -13,15 +13,15 @@ def _bug(why: str, *rewrites: Rewrite) -> Mutation:
 
 GROUP_MUTATIONS: dict[str, Mutation] = {
     "answered before it is committed": _bug(
-        "effects leave as soon as the leader has appended what they tell of",
+        "a response leaves as soon as the leader has appended its records, which may still be lost",
         Rewrite("broker.coordinator.shard:Shard._look", "self._uncommitted[0].end_offset <= high_watermark", "True"),
     ),
     "loaded by halves": _bug(
-        "a coordinator answers from the begin of the log while the rest of it is not replayed",
+        "a new coordinator answers after it has replayed only the start of its log",
         Rewrite("broker.coordinator.shard:Shard._run_load", "end_offset = log.log_end_offset", "end_offset = 0"),
     ),
     "a former term answers": _bug(
-        "the end of a term is not noticed, and its state answers in the next one",
+        "a coordinator does not notice that its term has ended, and answers in the next one with the old state",
         Rewrite("broker.coordinator.shards:Shards._take", "shard.leader_epoch == partition.leader_epoch", "True"),
         Rewrite(
             "broker.coordinator.shard:Shard._is_over",
@@ -31,7 +31,7 @@ GROUP_MUTATIONS: dict[str, Mutation] = {
         Rewrite("broker.coordinator.shard:Shard.end", "if self.state is State.GONE:", "if True:"),
     ),
     "an append that was refused is forgotten": _bug(
-        "the state goes on without what the disk did not take",
+        "a coordinator keeps state whose records the disk refused, and acknowledges it",
         Rewrite(
             "broker.coordinator.shard:Shard._append",
             'self._fail(f"could not be written, and is loaded again: {error}", RELOAD_S)',

@@ -74,9 +74,9 @@ class GroupSimulation(DataSimulation):
                 continue
             for part in mine.keys() & other.sure_of().keys():
                 raise Violation(
-                    f"{member.group_id}: {part} is owned by {member.core.identity.client_id} in epoch "
-                    f"{member.core.member_epoch} and by {other.core.identity.client_id} in epoch "
-                    f"{other.core.member_epoch}"
+                    f"{member.group_id}: {part} is owned by two members at once, "
+                    f"{member.core.identity.client_id} in epoch {member.core.member_epoch} and "
+                    f"{other.core.identity.client_id} in epoch {other.core.member_epoch}"
                 )
 
     def what_is_wrong(self) -> str | None:
@@ -90,12 +90,15 @@ class GroupSimulation(DataSimulation):
             members = [member for member in self.members if member.group_id == group_id]
             for member in members:
                 if member.core.state is not MemberState.MEMBER or not member.process.alive:
-                    return f"{group_id}: {member.core.identity.client_id} is no member ({member.core.state.value})"
+                    return (
+                        f"{group_id}: {member.core.identity.client_id} has not joined the group "
+                        f"({member.core.state.value})"
+                    )
                 if member.core.to_release() or member.core.to_take():
-                    return f"{group_id}: {member.core.identity.client_id} has yet to let go, or take"
+                    return f"{group_id}: {member.core.identity.client_id} has partitions still to release, or to take"
             owned = [part for member in members for part in member.core.owned]
             if sorted(owned) != sorted(wanted):
-                return f"{group_id} reads {sorted(owned)}"
+                return f"{group_id}: all partitions must be read, each by one member, but {sorted(owned)} are"
             counts = sorted(len(member.core.owned) for member in members)
             if counts[-1] - counts[0] > 1:
                 return f"{group_id} is not balanced: {counts}"

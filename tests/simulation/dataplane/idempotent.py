@@ -176,7 +176,9 @@ class IdempotentProducer(Client):
                 if batch is queue.in_flight[0]:
                     self._number_anew(queue)
             case InvalidProducerEpoch():
-                raise Violation(f"producer {queue.producer_id} is refused: {error}")
+                raise Violation(
+                    f"producer {queue.producer_id} is refused with an old epoch, though no client raised it: {error}"
+                )
         self._again_later(queue)
 
     def _number_anew(self, queue: _Queue) -> None:
@@ -205,7 +207,7 @@ class IdempotentProducer(Client):
             if not first.tried:
                 queue.next_sequence = first.base_sequence
                 for batch in queue.in_flight:
-                    assert not batch.tried, "batches are sent in order"
+                    assert not batch.tried, "a later batch was sent before the first one in flight"
                     batch.base_sequence = queue.next_sequence
                     queue.next_sequence += batch.records
         waiting = [batch for batch in queue.in_flight if not batch.asking]

@@ -89,8 +89,8 @@ class Isolation:
         producer_id, epoch = numbers
         if epoch < self.epochs.get(producer_id, -1):
             raise Violation(
-                f"{self._name} has a record of producer {producer_id} and epoch {epoch} at {batch.base_offset}; the "
-                f"marker with epoch {self.epochs[producer_id]} is before it"
+                f"{self._name} has a record of producer {producer_id} in epoch {epoch} at offset "
+                f"{batch.base_offset}, behind a marker of the later epoch {self.epochs[producer_id]}"
             )
         part = self.open.get(producer_id)
         if part is None:
@@ -98,7 +98,8 @@ class Isolation:
             begun.append(part)
         elif part.numbers != numbers:
             raise Violation(
-                f"{self._name} has a record of epoch {epoch} at {batch.base_offset}, and no marker for {part.numbers}"
+                f"{self._name} has a record of epoch {epoch} at offset {batch.base_offset}, but no marker has "
+                f"ended {part.numbers}"
             )
         part.batches.append((batch.base_offset, batch.next_offset))
         return part
@@ -106,13 +107,19 @@ class Isolation:
     def _end(self, batch: Batch) -> Iterator[Part]:
         for offset, marker in placed_markers(batch.data):
             if marker.producer_epoch <= self.epochs.get(marker.producer_id, -1):
-                raise Violation(f"{self._name} has the marker {marker} at {offset}, and one of that epoch before it")
+                raise Violation(
+                    f"{self._name} has the marker {marker} at offset {offset}, behind one with the same or a "
+                    "later epoch"
+                )
             self.epochs[marker.producer_id] = marker.producer_epoch
             part = self.open.pop(marker.producer_id, None)
             if part is None:
                 continue
             if marker.producer_epoch != part.numbers[1] + 1:
-                raise Violation(f"{self._name}: the marker {marker} at {offset} ends {part.numbers}")
+                raise Violation(
+                    f"{self._name}: the marker {marker} at offset {offset} ends {part.numbers}, but its epoch "
+                    "must be one higher"
+                )
             part.marker_offset, part.commit = offset, marker.commit
             self.decided.append(part)
             self._marker_offsets.append(offset)

@@ -145,7 +145,7 @@ class Ledger:
             if leads_in < 0:
                 raise Violation(
                     f"broker {broker.broker_id} follows {partition.topic_partition} with the high watermark "
-                    f"{log.high_watermark}, and {committed.end} is what leaders have committed"
+                    f"{log.high_watermark}, but leaders have committed only up to {committed.end}"
                 )
             self._extend(broker, key, view, log.high_watermark)
             self.check_isr(key)
@@ -165,19 +165,19 @@ class Ledger:
         holders = sorted(node for node, each in self._views[key].items() if each.held >= end)
         if len(holders) < wanted:
             raise Violation(
-                f"broker {broker.broker_id} commits {self._name(key)} up to {end}, held by {holders}; "
-                f"min.insync.replicas={wanted}"
+                f"broker {broker.broker_id} commits {self._name(key)} up to {end}, which only the brokers "
+                f"{holders} hold durably; min.insync.replicas={wanted}"
             )
         for batch in self._batches(view, committed.end, end):
             body = batch.data[HEADER_BYTES:]
             if body in committed.bodies and not self.may_repeat(key, batch):
-                raise Violation(f"{self._name(key)} has the record at {batch.base_offset} twice")
+                raise Violation(f"{self._name(key)} has the batch at offset {batch.base_offset} a second time")
             committed.bodies.add(body)
             committed.extend(batch)
             self._check_serial(key, batch)
             self.counts["batches committed"] += 1
         if committed.end != end:
-            raise Violation(f"the high watermark {end} of {self._name(key)} is in the midst of a batch")
+            raise Violation(f"the high watermark {end} of {self._name(key)} is in the middle of a batch")
         view.verified = end
 
     def may_repeat(self, key: PartitionKey, batch: Batch) -> bool:
@@ -197,8 +197,8 @@ class Ledger:
         producer = (key, parse_header(batch.data).producer_id)
         if serial < self._last_serials.get(producer, -1):
             raise Violation(
-                f"{self._name(key)} has the batch {serial} of producer {producer[1]} at {batch.base_offset}, after "
-                f"batch {self._last_serials[producer]}"
+                f"{self._name(key)} has batch {serial} of producer {producer[1]} at offset {batch.base_offset}, "
+                f"behind its later batch {self._last_serials[producer]}"
             )
         self._last_serials[producer] = serial
         self.counts["idempotent batches committed"] += 1
@@ -232,7 +232,7 @@ class Ledger:
                 position += header.size
             view.cursor = (segment.base_offset, position, offset)
             if offset < end and offset < segment.next_offset:
-                raise Violation(f"{log!r} has nothing from {offset} to {end}")
+                raise Violation(f"{log!r} has no records from offset {offset} on, but must have them up to {end}")
 
     def _verify(self, node_id: int, key: PartitionKey, view: _View, end: int) -> None:
         """Compare a replica's log, up to `end`, with the committed records."""
@@ -243,8 +243,8 @@ class Ledger:
             expected = committed.at(batch.base_offset)
             if expected != batch:
                 raise Violation(
-                    f"broker {node_id} has another batch in {self._name(key)} at {batch.base_offset} than was "
-                    f"committed: {batch}; committed {expected}"
+                    f"broker {node_id} has another batch in {self._name(key)} at offset {batch.base_offset} "
+                    f"than was committed: found {batch}, committed {expected}"
                 )
             view.verified = batch.next_offset
 
@@ -273,14 +273,15 @@ class Ledger:
             if view.log.log_end_offset < committed.end:
                 raise Violation(
                     f"broker {member} is in the ISR {part.isr} of {self._name(key)} (partition epoch "
-                    f"{part.partition_epoch}) with records up to {view.log.log_end_offset}; "
+                    f"{part.partition_epoch}), but its log ends at {view.log.log_end_offset}, and "
                     f"{committed.end} is committed"
                 )
             self._verify(member, key, view, committed.end)
             if flushes and not (view.log.flushed_end_offset >= committed.end and self._is_durable(view, committed)):
                 raise Violation(
-                    f"broker {member} is in the ISR {part.isr} of {self._name(key)} and holds "
-                    f"{view.log.flushed_end_offset} durably, or says so; {committed.end} is committed"
+                    f"broker {member} is in the ISR {part.isr} of {self._name(key)}, but not all committed "
+                    f"records are durable there: it reports {view.log.flushed_end_offset}, and {committed.end} "
+                    "is committed"
                 )
 
     def _is_about_to_leave(self, broker: DataBroker) -> bool:
@@ -317,7 +318,9 @@ class Ledger:
                     continue
                 key = (topic_id, part.partition)
                 if part.leader != NO_LEADER and part.leader not in part.isr:
-                    raise Violation(f"broker {part.leader} leads {topic.name}-{part.partition} outside the ISR {part}")
+                    raise Violation(
+                        f"broker {part.leader} leads {topic.name}-{part.partition}, but is not in its ISR: {part}"
+                    )
                 if was is not None:
                     self._count(was, part)
                     if is_unclean(before, was, part.leader):
@@ -336,7 +339,7 @@ class Ledger:
         self.counts["unclean elections"] += 1
         committed = self.of(key)
         view = self._views.get(key, {}).get(part.leader)
-        assert view is not None, "an elected broker is known"
+        assert view is not None, f"broker {part.leader} was elected, but has no log of the partition"
         with contextlib.suppress(Violation):  # where its log parts from what was committed
             self._verify(part.leader, key, view, min(committed.end, view.log.log_end_offset))
         self.lost_by_unclean_election += committed.end - min(committed.end, view.verified)
@@ -358,8 +361,8 @@ class Ledger:
         who = self._acknowledged_by.setdefault((key, leader_epoch), broker.life)
         if who != broker.life:
             raise Violation(
-                f"{broker.host} acknowledges in leader epoch {leader_epoch} of {self._name(key)}, "
-                f"and so did node {who[0]}"
+                f"{broker.host} acknowledges records in leader epoch {leader_epoch} of {self._name(key)}, in "
+                f"which node {who[0]} did so before"
             )
         if not broker.has_lease():
             raise Violation(f"{broker.host} acknowledges a record of {self._name(key)} without a lease")
@@ -383,7 +386,7 @@ class Ledger:
         else:
             partition = broker.find(key)
             if partition is None or partition.durable_end_offset <= base_offset:
-                raise Violation(f"{broker.host} acknowledges the record {base_offset} before it is durable")
+                raise Violation(f"{broker.host} acknowledges the record at offset {base_offset} before it is durable")
             self._single.append((key, leader_epoch, base_offset, bytes(batch[HEADER_BYTES:])))
 
     def serves(self, broker: DataBroker, key: PartitionKey, offset: int, records: bytes) -> None:
@@ -398,24 +401,30 @@ class Ledger:
             batch_there = self.of(key).at(base_offset)
             if batch_there is None:
                 raise Violation(
-                    f"{broker.host} acknowledges {self._name(key)} {base_offset} to acks=all in epoch {leader_epoch}; "
-                    f"{self.of(key).end} is committed"
+                    f"{broker.host} acknowledges the batch at offset {base_offset} of {self._name(key)} to "
+                    f"acks=all in leader epoch {leader_epoch}, but only what is before {self.of(key).end} is "
+                    "committed"
                 )
             if batch_there.data[STAMP_BYTES:] != memoryview(batch)[STAMP_BYTES:]:
                 raise Violation(
-                    f"{broker.host} acknowledges another record than {self._name(key)} has at {base_offset}"
+                    f"{broker.host} acknowledges a batch at offset {base_offset} of {self._name(key)}, but "
+                    "another one is committed there"
                 )
         served, self._served = self._served, []
         for broker, key, offset, records in served:
             for position, header in iter_headers(records):
                 self.counts["batches served"] += 1
                 if position == 0 and header.base_offset > offset:
-                    raise Violation(f"{broker.host} serves {header.base_offset} of {self._name(key)} for {offset}")
+                    raise Violation(
+                        f"{broker.host} answers a fetch of {self._name(key)} from offset {offset} with records "
+                        f"from {header.base_offset} on"
+                    )
                 there = self.of(key).at(header.base_offset)
                 if there is None or there.data != memoryview(records)[position : position + header.size]:
                     raise Violation(
-                        f"{broker.host} serves {header.base_offset} of {self._name(key)}, of epoch "
-                        f"{header.leader_epoch}; {self.of(key).end} is committed, there {there}"
+                        f"{broker.host} serves the batch at offset {header.base_offset} of {self._name(key)} "
+                        f"with leader epoch {header.leader_epoch}, but what is committed there is {there}; all "
+                        f"before {self.of(key).end} is committed"
                     )
 
     # The end
@@ -463,6 +472,6 @@ class Ledger:
                 part = self._simulation.invariants.truth.partition(*key)
                 if part is None or part.leader_epoch == leader_epoch:
                     raise Violation(
-                        f"{self._name(key)} {base_offset} of epoch {leader_epoch} was acknowledged to acks=1 and is "
-                        "lost, though its leader leads still"
+                        f"{self._name(key)}: the record at offset {base_offset} was acknowledged to acks=1 in "
+                        f"leader epoch {leader_epoch} and is lost, though the same leader still leads"
                     )

@@ -23,7 +23,7 @@ BROKER_MUTATIONS: dict[str, Mutation] = {
         ),
     ),
     "an empty log for a missing one": _bug(
-        "a log that the checkpoint lists and that has no directory begins empty, in sync, and leads",
+        "a replica whose log directory has vanished begins with an empty log, counts as in sync, and leads",
         Rewrite("broker.log.manager:LogManager._list_missing", "if self._unread_dirs:", "if True:"),
         story="test_a_replica_whose_log_vanished_never_leads_with_an_empty_one",
     ),
@@ -45,19 +45,19 @@ BROKER_MUTATIONS: dict[str, Mutation] = {
         ),
     ),
     "no lease asked for": _bug(
-        "a leader answers what its image says, lease or not",
+        "a leader answers by its metadata only, without a lease",
         Rewrite("broker.partition.leader_term:Leading.advance", "if not self._lease.valid():", "if False:"),
         Rewrite("broker.partition.partition:Partition.check_serving", "if not self._lease.valid():", "if False:"),
     ),
     "answered by a later leadership": _bug(
-        "who waits when a leadership ends goes on waiting, and the next term's high watermark answers",
+        "requests that wait when a leadership ends are acknowledged by the high watermark of the next term",
         Rewrite("broker.partition.partition:Partition.follow", "self._acks.fail(refusal)", "pass"),
         Rewrite("broker.partition.partition:Partition.resign", "self._acks.fail(reason)", "pass"),
         Rewrite("broker.partition.partition:Partition.lead", "self._acks.fail(over)", "pass"),
         story="test_who_waits_for_a_deposed_leader_is_not_answered_by_its_next_term",
     ),
     "a topic under the id asked for": _bug(
-        "a request to create a topic that comes again after its deletion brings the topic's id back",
+        "a late copy of a request to create a deleted topic creates it with the same id, and it gets the old logs",
         Rewrite(
             "raftmeta.decide.topics:_new_topic",
             "if metadata_version(image) >= OWN_TOPIC_ID_LEVEL:",
@@ -67,7 +67,7 @@ BROKER_MUTATIONS: dict[str, Mutation] = {
     ),
     # Where logs part
     "truncated by the high watermark": _bug(
-        "a follower begins with what it knows to be committed (KIP-101)",
+        "a follower cuts its log to its own high watermark before it follows, and loses committed records (KIP-101)",
         Rewrite(
             "broker.partition.follower_term:Following.begin",
             "self._flushing.catch_up()",
@@ -76,7 +76,7 @@ BROKER_MUTATIONS: dict[str, Mutation] = {
         story="test_kip_101_first_scenario_a_follower_truncates_and_becomes_the_leader",
     ),
     "never truncated": _bug(
-        "a follower keeps what its leader does not have",
+        "a follower keeps records that its leader does not have",
         Rewrite(
             "broker.partition.follower_term:Following.truncate",
             "log.truncate_to(offset, now_ms=self._clock.now_ms())",
@@ -85,7 +85,7 @@ BROKER_MUTATIONS: dict[str, Mutation] = {
         story="test_kafka_7164_a_follower_that_missed_epochs_still_truncates",
     ),
     "taken on without a look": _bug(
-        "a follower's log counts as a prefix whatever its last epoch is (KIP-101)",
+        "a leader takes a follower's log for a prefix of its own without comparing the last epoch (KIP-101)",
         Rewrite(
             "broker.partition.leader_term:Leading.open_replica",
             "if isinstance(opening, Accepted):",
@@ -110,7 +110,7 @@ BROKER_MUTATIONS: dict[str, Mutation] = {
     ),
     # The high watermark
     "committed ISR only": _bug(
-        "a follower that the leader has asked to add to the ISR does not count (the maximal ISR of KIP-497)",
+        "the high watermark does not wait for a follower that is about to join the ISR (the maximal ISR of KIP-497)",
         Rewrite(
             "replication.leader:LeaderState._count_members",
             "maximal = self._isr.maximal",
@@ -127,7 +127,7 @@ BROKER_MUTATIONS: dict[str, Mutation] = {
         ),
     ),
     "high watermark at the log end": _bug(
-        "a new leader takes everything that it has for committed",
+        "a new leader takes its whole log for committed",
         Rewrite(
             "broker.partition.leader_term:Leading.__init__",
             "high_watermark=min(log.high_watermark, durable)",
@@ -135,7 +135,7 @@ BROKER_MUTATIONS: dict[str, Mutation] = {
         ),
     ),
     "nobody has to confirm": _bug(
-        "a follower that was not heard of in this epoch does not hold the high watermark up",
+        "the high watermark does not wait for a follower in sync that has not fetched in this epoch yet",
         Rewrite(
             "replication.leader:high_watermark",
             "if durable is None:\n            return current",
@@ -145,17 +145,17 @@ BROKER_MUTATIONS: dict[str, Mutation] = {
     ),
     # Idempotence
     "producers not read again": _bug(
-        "what is remembered of producers is not cut with the log, so that what was cut off counts as a duplicate",
+        "a truncation leaves the producer state as it was, so that a batch that was cut off is taken for a duplicate",
         Rewrite("broker.log.partition_log:PartitionLog._cut_producers", "self.producers = producers", "pass"),
         story="test_a_batch_that_was_truncated_is_no_duplicate",
     ),
     "snapshots of what was cut": _bug(
-        "a truncation leaves the producer snapshots above it, and the log grows over their offsets",
+        "a truncation leaves producer snapshots of records that were cut off, and a restart loads them",
         Rewrite("broker.log.producer_state:SnapshotFiles.remove_gone", "if self._gone:", "if False:"),
         story="test_a_snapshot_of_what_was_truncated_counts_for_nothing",
     ),
     "denied at once": _bug(
-        "a new leader says that a batch is lost before it knows what the others in sync have",
+        "a new leader says that a batch is lost, though another replica in sync may have it",
         Rewrite("broker.partition.partition:Partition._appended_before", "if not leading.may_deny:", "if False:"),
         story="test_a_new_leader_does_not_deny_what_another_replica_may_have",
     ),
@@ -169,12 +169,12 @@ BROKER_MUTATIONS: dict[str, Mutation] = {
         story="test_a_new_leader_does_not_deny_what_another_replica_may_have",
     ),
     "a refusal that is not kept": _bug(
-        "a late copy of a missing batch, and then of what was refused for want of it, is appended all the same",
+        "late copies of a batch that was refused as lost, and of the batches behind it, are appended all the same",
         Rewrite("broker.partition.leader_term:Leading.has_denied", "return producer_epoch <=", "return False and"),
         story="test_a_late_copy_of_a_missing_batch_lets_nothing_in_that_was_denied",
     ),
     "no batches remembered": _bug(
-        "a batch that was appended is not known again",
+        "a broker does not recognise a batch that it has appended, so that a retry writes it twice",
         Rewrite(
             "broker.log.producer_state:ProducerStates._known",
             "for batch in reversed(state.batches):",
@@ -182,11 +182,11 @@ BROKER_MUTATIONS: dict[str, Mutation] = {
         ),
     ),
     "duplicates before they are committed": _bug(
-        "a batch that is sent again is acknowledged although the first one may yet be lost",
+        "a batch that is sent again is acknowledged before the first copy is committed, and may be lost",
         Rewrite("broker.partition.leader_term:Leading.repeated", "if end_offset <= reached:", "if True:"),
     ),
     "a follower does not note": _bug(
-        "what a follower appends is not remembered, so that it knows nothing when it leads",
+        "a follower does not keep producer state, so that it recognises no retries when it leads",
         Rewrite(
             "broker.log.partition_log:PartitionLog.append_stamped",
             "if header.producer_id >= 0:",
@@ -194,7 +194,7 @@ BROKER_MUTATIONS: dict[str, Mutation] = {
         ),
     ),
     "producers are not recovered": _bug(
-        "a restarted broker knows no producers",
+        "a restarted broker does not load its producer state, so that a retry writes a batch twice",
         Rewrite("broker.log.recovery:_Recovery.read_producers", "recovered.producers = ", "_ = "),
     ),
     # The ISR
@@ -212,14 +212,15 @@ BROKER_MUTATIONS: dict[str, Mutation] = {
         ),
     ),
     "no broker epoch": _bug(
-        "AlterPartition does not say which life of a broker is meant (KIP-903)",
+        "AlterPartition does not compare broker epochs, so that a broker joins the ISR by what it had before a restart"
+        " (KIP-903)",
         Rewrite(
             "raftmeta.decide.leadership:_check_members", "if member.broker_epoch != broker.broker_epoch:", "if False:"
         ),
         story="test_kip_903_a_broker_that_was_restarted_does_not_join_by_what_it_was_before",
     ),
     "no partition epoch": _bug(
-        "AlterPartition is not compared with the metadata that it was asked on",
+        "AlterPartition does not compare partition epochs, so that a late change of the ISR is applied",
         Rewrite(
             "raftmeta.decide.leadership:_check_versions",
             "if command.partition_epoch != partition.partition_epoch:",
@@ -228,17 +229,17 @@ BROKER_MUTATIONS: dict[str, Mutation] = {
         story="test_a_late_change_of_the_isr_is_refused",
     ),
     "unclean stop forgotten": _bug(
-        "a broker back from an unclean stop stays in sync (Fluss #662, KAFKA-15586)",
+        "a broker that may have lost records in an unclean stop stays in sync (Fluss #662, KAFKA-15586)",
         Rewrite("raftmeta.decide.brokers:_may_lack", "return False, tuple(sorted(lacking))", "return False, ()"),
         story="test_a_replica_that_lost_its_page_cache_is_not_elected",
     ),
     "every unclean stop is a loss": _bug(
-        "a broker back from an unclean stop is out of sync though it had fsynced what it acknowledged",
+        "a broker leaves the ISR after an unclean stop though it had fsynced all that it acknowledged",
         Rewrite("raftmeta.decide.brokers:_may_lack", "or not (clean or synced)", "or not clean"),
         story="test_two_of_three_lead_on_after_all_lost_their_power_at_once",
     ),
     "an ISR left to the dead": _bug(
-        "brokers that return leave the ISR in favor of one that has not been heard since all died",
+        "brokers that return after all failed leave the ISR to one that never comes back, so that no broker can lead",
         Rewrite("raftmeta.elections:leaves_it_to", "return isr < set(partition.isr) and isr <= silent", "return False"),
         story="test_two_of_three_lead_on_after_all_and_the_controller_lost_their_power_at_once",
     ),
@@ -248,17 +249,17 @@ BROKER_MUTATIONS: dict[str, Mutation] = {
         story="test_a_replica_that_lost_its_page_cache_is_not_elected",
     ),
     "any mark vouches": _bug(
-        "an older copy of a disk counts as what the last process had",
+        "a broker that starts with an older copy of its disk counts as in sync",
         Rewrite("raftmeta.decide.brokers:_may_lack", "and command.synced_broker_epoch == known.broker_epoch", ""),
         story="test_an_older_copy_of_a_disk_counts_for_nothing",
     ),
     "a full disk is kept quiet": _bug(
-        "a leader that cannot append goes on leading although others could",
+        "a leader whose disk is full goes on leading although another replica could take writes",
         Rewrite("broker.replicas.isr:FullStorage.look", "known.storage_full == full", "True"),
         story="test_a_leader_whose_disk_is_full_lets_another_one_lead",
     ),
     "eligible for ever": _bug(
-        "who left the ISR stays eligible while others commit (KIP-966)",
+        "a replica that left the ISR stays eligible as leader while the others commit without it (KIP-966)",
         Rewrite(
             "raftmeta.elections:eligible_replicas",
             "if len(isr) >= min(image.min_insync_replicas(topic), len(before.replicas)):",

@@ -259,7 +259,7 @@ class DataStory(Story):
             case "what an older copy of the disk lacks":
                 disk.storage = storage = copy.clone()
             case _:
-                raise AssertionError(what)
+                raise AssertionError(f"there is no such fault of a disk: {what!r}")
         for path in (directory, LOGS):
             storage.sync_dir(path)
 

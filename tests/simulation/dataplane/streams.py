@@ -105,7 +105,7 @@ class LeaderEnd(_Pump):
             error = future.exception()
             if error is None:
                 result = future.result()
-                assert result is not None, "a blocking read returns"
+                assert result is not None, "a blocking read returned nothing"
                 done(result)
             elif isinstance(error, RaftlogError):
                 done(error)

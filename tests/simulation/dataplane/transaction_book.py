@@ -99,7 +99,7 @@ class Book:
         """
         numbers = (producer_id, epoch)
         if numbers in self.by_numbers:
-            raise Violation(f"{name} has got the numbers {numbers} of {self.by_numbers[numbers].name}")
+            raise Violation(f"{name} was given the producer id and epoch {numbers} of {self.by_numbers[numbers].name}")
         transaction = Transaction(len(self.transactions), name, numbers)
         self.transactions.append(transaction)
         self.by_numbers[numbers] = transaction
@@ -115,11 +115,15 @@ class Book:
         decided = self._ledger.decided.get(transaction.numbers)
         begun = bool(self._ledger.added.get(transaction.numbers))
         if begun and decided is not commit:
-            raise Violation(f"{transaction} is told commit={commit}, and decided is {decided}")
+            raise Violation(
+                f"{transaction}: the client was told commit={commit}, but the coordinator's decision is {decided}"
+            )
         if commit and not begun and transaction.acknowledged:
-            raise Violation(f"{transaction} is told that it is committed, and it was never begun")
+            raise Violation(
+                f"{transaction}: the client was told that it is committed, but the coordinator never began it"
+            )
         if begun and is_quick and (missing := self._ledger.unmarked(transaction.numbers)):
-            raise Violation(f"{transaction} is told commit={commit} at once, and {missing} have no marker")
+            raise Violation(f"{transaction}: the client was told commit={commit}, but {missing} have no marker yet")
 
     # Sinks
 
@@ -131,12 +135,20 @@ class Book:
         """
         batches = self.sinks[sink_id]
         if batches.told.setdefault(batch_id, winners) != winners:
-            raise Violation(f"{sink_id}: batch {batch_id} was committed as {batches.told[batch_id]} and {winners}")
+            raise Violation(
+                f"{sink_id}: the commit of batch {batch_id} succeeded with two sets of stages, "
+                f"{batches.told[batch_id]} and {winners}"
+            )
         for producer_id in winners:
             if not self._ledger.decided.get((producer_id, 0)):
-                raise Violation(f"{sink_id}: batch {batch_id} is committed, and stage {producer_id} is not")
+                raise Violation(
+                    f"{sink_id}: the driver was told that batch {batch_id} is committed, but its stage "
+                    f"{producer_id} is not"
+                )
         if self._ledger.sinks[sink_id].last_batch_id < batch_id:
-            raise Violation(f"{sink_id}: batch {batch_id} is said to be committed, and no record says so")
+            raise Violation(
+                f"{sink_id}: the driver was told that batch {batch_id} is committed, but no committed record says so"
+            )
 
     def tell_last(self, sink_id: str, batch_id: int, before: int) -> None:
         """A client is told which batch is the last; `before`: what clients were told before it asked.
@@ -146,7 +158,9 @@ class Book:
         """
         batches = self.sinks[sink_id]
         if batch_id < before:
-            raise Violation(f"{sink_id} says that batch {batch_id} is the last, after {before}")
+            raise Violation(
+                f"{sink_id}: batch {batch_id} was reported as the last one, but {before} was reported earlier"
+            )
         batches.last = max(batches.last, batch_id)
 
     # The end
@@ -163,9 +177,11 @@ class Book:
             counts["committed" if committed else "aborted"] += 1
             counts["of unknown outcome"] += transaction.told is None and transaction.may_commit
             if committed and not transaction.may_commit:
-                raise Violation(f"{transaction} is committed, and nobody has asked for that")
+                raise Violation(f"{transaction} is committed, but its client never asked for that")
             if transaction.told is not None and transaction.acknowledged and committed is not transaction.told:
-                raise Violation(f"{transaction} was told commit={transaction.told}, and it is {committed}")
+                raise Violation(
+                    f"{transaction}: the client was told commit={transaction.told}, but the decision is {committed}"
+                )
         self._check_records(counts)
         self._check_sources(counts)
         self._check_cycles()
@@ -182,17 +198,23 @@ class Book:
                     continue
                 for each in entry.values:
                     value = read_value(each)
-                    assert value is not None, "nobody else has transactions"
+                    assert value is not None, (
+                        "a record of a transaction has content that no client of the simulation wrote"
+                    )
                     found[entry.part.numbers][key].append(value)
                     money += value.amount
         if money:
-            raise Violation(f"the committed records have {money} more than there was")
+            raise Violation(
+                f"the amounts in all committed records add up to {money}, not to 0: one is missing, or there twice"
+            )
         for transaction in self.transactions:
             there = {key: values for key, values in found[transaction.numbers].items() if values}
             committed = self._ledger.decided.get(transaction.numbers, False)
             expected = transaction.acknowledged if committed else {}
             if there != expected:
-                raise Violation(f"{transaction} (committed: {committed}) has {there}, and was told of {expected}")
+                raise Violation(
+                    f"{transaction} (committed: {committed}) has the records {there}, but {expected} were acknowledged"
+                )
             counts["records of transactions"] += sum(map(len, there.values()))
 
     def _check_sources(self, counts: Counter[str]) -> None:
@@ -204,15 +226,22 @@ class Book:
             where = (transaction.group_id, transaction.source)
             begin, end = transaction.consumed
             if begin != reached.get(where, 0):
-                raise Violation(f"{transaction} has read from {begin} on, and {reached.get(where, 0)} was reached")
+                raise Violation(
+                    f"{transaction} consumed from offset {begin} on, but its group had reached {reached.get(where, 0)}"
+                )
             reached[where] = end
             made = [value.source for values in transaction.acknowledged.values() for value in values]
             if sorted(made) != transaction.to_make:
-                raise Violation(f"{transaction} has made records from {sorted(made)}, and read {transaction.to_make}")
+                raise Violation(
+                    f"{transaction} wrote records made from {sorted(made)}, but consumed {transaction.to_make}"
+                )
             counts["records made from others"] += len(made)
         for where, end in reached.items():
             if self._ledger.offsets.get(where) != end:
-                raise Violation(f"{where} has committed {self._ledger.offsets.get(where)}, and {end} was reached")
+                raise Violation(
+                    f"the committed offset of {where} is {self._ledger.offsets.get(where)}, but committed "
+                    f"transactions consumed up to {end}"
+                )
 
     def _check_cycles(self) -> None:
         committed = {each.numbers: each for each in self.transactions if self._ledger.decided.get(each.numbers)}
@@ -221,13 +250,13 @@ class Book:
 
         def visit(numbers: Numbers) -> None:
             if numbers in path:
-                raise Violation(f"{numbers} has read what was made from its own records: {list(path)}")
+                raise Violation(f"{numbers} read records that were made from its own: {list(path)}")
             if numbers in done:
                 return
             path[numbers] = None
             for source in committed[numbers].reads_from:
                 if source not in committed:
-                    raise Violation(f"{committed[numbers]} has read records of {source}, which is not committed")
+                    raise Violation(f"{committed[numbers]} read records of {source}, which is not committed")
                 visit(source)
             del path[numbers]
             done.add(numbers)
@@ -244,8 +273,8 @@ class Book:
                 told = batches.told.get(batch_id)
                 if winners not in (batches.asked[batch_id] if told is None else [told]):
                     raise Violation(
-                        f"{sink_id}: of batch {batch_id} {set(winners)} are committed; asked for was "
-                        f"{batches.asked[batch_id]}, and told {told}"
+                        f"{sink_id}: the stages {set(winners)} of batch {batch_id} are committed, but commits "
+                        f"named {batches.asked[batch_id]}, and the driver was told {told}"
                     )
                 counts["batches committed to sinks"] += 1
                 counts["stages that lost"] += len(stages - winners)

@@ -216,7 +216,10 @@ class TransactionClient(Client):
             if isinstance(answer, Failed):
                 self.counts[f"read {type(answer.error).__name__}"] += 1
                 if isinstance(answer.error, OffsetOutOfRange):
-                    raise Violation(f"{self.name}: {position} of {key[1]} is out of range: {answer.error}")
+                    raise Violation(
+                        f"{self.name}: offset {position} of partition {key[1]} was refused as out of range: "
+                        f"{answer.error}"
+                    )
             raise GaveUp
         rows = self.committed_rows(
             key, position, answer.next_offset, answer.records, answer.last_stable_offset, answer.aborted

@@ -104,7 +104,7 @@ class TransactionLedger(Ledger):
         if not lowest <= partition.last_stable_offset <= highest:
             raise Violation(
                 f"the last stable offset of {self._name(key)} on broker {broker.broker_id} is "
-                f"{partition.last_stable_offset}, it should be {lowest} to {highest} with the high watermark "
+                f"{partition.last_stable_offset}, but must be {lowest} to {highest} with the high watermark "
                 f"{log.high_watermark} and the log start {log.log_start_offset}"
             )
         self.counts["last stable offset below the high watermark"] += lowest < log.high_watermark
@@ -112,7 +112,8 @@ class TransactionLedger(Ledger):
     def _begun(self, key: PartitionKey, part: Part) -> None:
         if key not in self.added[part.numbers]:
             raise Violation(
-                f"{self._name(key)} has a record of {part.numbers} at {part.first_offset}, and was not added to it"
+                f"{self._name(key)} has a record of {part.numbers} at offset {part.first_offset}, but the "
+                "partition was not added to that transaction"
             )
 
     def _ended(self, key: PartitionKey, part: Part) -> None:
@@ -125,8 +126,8 @@ class TransactionLedger(Ledger):
         decided = self.decided.get(part.numbers)
         if decided is not part.commit:
             raise Violation(
-                f"{self._name(key)} has ended {part.numbers} with commit={part.commit} at {part.marker_offset}; "
-                f"decided was {decided}"
+                f"{self._name(key)}: the marker at offset {part.marker_offset} ends {part.numbers} with "
+                f"commit={part.commit}, but the coordinator's decision is {decided}"
             )
 
     # What coordinators have written
@@ -150,7 +151,7 @@ class TransactionLedger(Ledger):
                         key.transactional_id, records.parse_transaction(key.transactional_id, value)
                     )
             case "sink_id":
-                assert value is not None, "no sink expires here"
+                assert value is not None, "the record of a sink was deleted, though no sink expires in this simulation"
                 self._apply_sink(key.sink_id, value)
             case _:
                 self._apply_stage(key.stage.sink_id, key.stage.producer_id, value)
@@ -160,14 +161,16 @@ class TransactionLedger(Ledger):
         if now.state is State.ONGOING:
             numbers = (now.producer_id, now.producer_epoch)
             if numbers in self.decided:
-                raise Violation(f"{transactional_id} is open with {numbers}, which was decided before")
+                raise Violation(f"{transactional_id}: the transaction {numbers} is open, but it was decided before")
             self._over(transactional_id)
             self.open[transactional_id] = numbers
             self.added[numbers] |= now.partitions | now.group_ids
         elif now.is_prepared:
             numbers = (now.producer_id, now.producer_epoch - 1)
             if before is not None and before != numbers:
-                raise Violation(f"{transactional_id} has decided {numbers}, and {before} is not over")
+                raise Violation(
+                    f"{transactional_id}: the transaction {numbers} is decided, but {before} is not complete yet"
+                )
             self.open.pop(transactional_id, None)
             self._decide(numbers, now.commits)
             self.prepared[transactional_id] = numbers
@@ -175,13 +178,13 @@ class TransactionLedger(Ledger):
         else:
             opened = self.open.pop(transactional_id, None)
             if opened is not None:
-                raise Violation(f"{transactional_id} is over with {opened} undecided")
+                raise Violation(f"{transactional_id}: the transaction {opened} is complete, but was never decided")
             self._over(transactional_id)
 
     def _decide(self, numbers: Numbers, commit: bool) -> None:
         before = self.decided.setdefault(numbers, commit)
         if before is not commit:
-            raise Violation(f"{numbers} was decided as commit={before}, and now as commit={commit}")
+            raise Violation(f"{numbers} was decided with commit={before}, and now with commit={commit}")
 
     def _over(self, name: str) -> None:
         numbers = self.prepared.pop(name, None)
@@ -191,7 +194,7 @@ class TransactionLedger(Ledger):
     def _check_over(self, name: str, numbers: Numbers) -> None:
         missing = self.unmarked(numbers)
         if missing:
-            raise Violation(f"{name} with {numbers} is over, and {missing} have no marker")
+            raise Violation(f"{name}: the transaction {numbers} is complete, but {missing} have no marker")
         self.counts["transactions over"] += 1
 
     def unmarked(self, numbers: Numbers) -> list[str]:
@@ -209,7 +212,9 @@ class TransactionLedger(Ledger):
     def _apply_sink(self, sink_id: str, value: bytes) -> None:
         sink, head = self.sinks[sink_id], records.parse_sink(sink_id, value)
         if head.last_batch_id < sink.last_batch_id:
-            raise Violation(f"{sink_id} goes back from batch {sink.last_batch_id} to {head.last_batch_id}")
+            raise Violation(
+                f"{sink_id}: the last committed batch goes back from {sink.last_batch_id} to {head.last_batch_id}"
+            )
         self.counts["batches of sinks"] += head.last_batch_id > sink.last_batch_id
         sink.last_batch_id, sink.committing = head.last_batch_id, head.committing
         for producer_id in head.committing:
@@ -224,7 +229,7 @@ class TransactionLedger(Ledger):
         name, numbers = f"stage {producer_id}", (producer_id, 0)
         if value is None:
             if numbers not in self.decided:
-                raise Violation(f"stage {producer_id} of {sink_id} is gone, and nothing was decided about it")
+                raise Violation(f"{sink_id}: stage {producer_id} is deleted, but was never decided")
             self._over(name)
             return
         stage = records.parse_stage(records.parse_key(_stage_key(sink_id, producer_id)).stage, value)
@@ -241,7 +246,9 @@ class TransactionLedger(Ledger):
         key = parse_group_key(record_key)
         match key.WhichOneof("kind"):
             case "offset":
-                assert value is not None, "no offset expires here"
+                assert value is not None, (
+                    "the record of an offset was deleted, though no offset expires in this simulation"
+                )
                 part = (key.offset.topic_id, key.offset.partition)
                 self.offsets[key.group_id, part] = OffsetValue.FromString(value).offset
             case "pending":
@@ -262,7 +269,7 @@ class TransactionLedger(Ledger):
             if again:
                 self.look(broker)
         found = {_of(each): self.decided.get(_of(each)) for each in wrong}
-        return f"markers {wrong} are about to be written; decided is {found}"
+        return f"markers {wrong} are about to be written, but the decisions are {found}"
 
     def check_read(self, key: PartitionKey, begin: int, end: int, offsets: Iterable[int]) -> None:
         """A reader of committed records has got these offsets of all in [begin, end).
@@ -275,17 +282,26 @@ class TransactionLedger(Ledger):
         for entry in isolation.between(begin, end):
             if entry.part is not None and entry.part.commit is None:
                 raise Violation(
-                    f"{self._name(key)} was read from {begin} to {end}, and {entry.part.numbers} is open from "
-                    f"{entry.part.first_offset} on"
+                    f"{self._name(key)}: a reader of committed records got from {begin} to {end}, but "
+                    f"{entry.part.numbers} is open from offset {entry.part.first_offset} on"
                 )
             expected = set(range(max(begin, entry.base_offset), min(end, entry.next_offset)))
             if not entry.is_visible and got & expected:
-                raise Violation(f"{self._name(key)}: {sorted(got & expected)} were read, and were aborted")
+                raise Violation(
+                    f"{self._name(key)}: a reader of committed records was given the offsets "
+                    f"{sorted(got & expected)} of aborted transactions"
+                )
             if entry.is_visible and expected - got:
-                raise Violation(f"{self._name(key)}: {sorted(expected - got)} were not read, and are committed")
+                raise Violation(
+                    f"{self._name(key)}: a reader passed the committed offsets {sorted(expected - got)} without "
+                    "getting their records"
+                )
             got -= expected
         if got:
-            raise Violation(f"{self._name(key)} was read from {begin} to {end}, and has nothing at {sorted(got)}")
+            raise Violation(
+                f"{self._name(key)}: a reader from {begin} to {end} was given the offsets {sorted(got)}, which "
+                "are not in the log"
+            )
 
     # The end
 
@@ -295,14 +311,14 @@ class TransactionLedger(Ledger):
         if wrong is not None:
             return wrong
         if self.open:
-            return f"transactions are open: {self.open}"
+            return f"transactions are still open: {self.open}"
         if self.prepared:
-            return f"transactions are not known to be over: {self.prepared}"
+            return f"transactions are decided, but not complete: {self.prepared}"
         for key, isolation in self.isolations.items():
             if isolation.open:
                 return f"{self._name(key)} has open transactions: {[each.numbers for each in isolation.open.values()]}"
         if self.pending:
-            return f"offsets are pending: {self.pending}"
+            return f"offsets of transactions are still pending: {self.pending}"
         return self._who_is_unstable()
 
     def _who_is_unstable(self) -> str | None:

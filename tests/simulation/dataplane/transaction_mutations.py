@@ -14,7 +14,7 @@ def _bug(why: str, *rewrites: Rewrite) -> Mutation:
 TRANSACTION_MUTATIONS: dict[str, Mutation] = {
     # Epochs
     "marker with the unbumped epoch": _bug(
-        "a marker carries the epoch of the transaction that it ends, which the partition has (before KIP-890)",
+        "a marker carries the epoch of its transaction, not one more, so that late records are not fenced (KIP-890)",
         Rewrite(
             "broker.coordinator.transactions.marker_sender:_Job.__init__",
             "pending.producer_epoch, pending.commit",
@@ -22,7 +22,7 @@ TRANSACTION_MUTATIONS: dict[str, Mutation] = {
         ),
     ),
     "the next transaction has the epoch of the last": _bug(
-        "a decision does not raise the epoch, so that what is late ends, or joins, the next transaction",
+        "a decision does not raise the producer epoch, so that late requests and records hit the next transaction",
         Rewrite(
             "broker.coordinator.transactions.transaction:Transaction.completed",
             "return replace(\n        self,",
@@ -30,7 +30,7 @@ TRANSACTION_MUTATIONS: dict[str, Mutation] = {
         ),
     ),
     "a marker of the same epoch is applied": _bug(
-        "a marker that comes again, or after the next transaction has begun, ends whatever is open",
+        "a marker that arrives again ends the next transaction of its producer",
         Rewrite(
             "broker.log.producer_state:ProducerStates.check_markers",
             "if epoch == known and not self._ends_last(marker):",
@@ -38,7 +38,7 @@ TRANSACTION_MUTATIONS: dict[str, Mutation] = {
         ),
     ),
     "late records are taken": _bug(
-        "a record of a transaction that is over is appended, and no marker will decide it",
+        "a late record of a transaction that has ended is appended, and no marker will ever decide it",
         Rewrite(
             "broker.log.producer_state:ProducerStates.check",
             "if epoch < state.epoch:",
@@ -51,7 +51,7 @@ TRANSACTION_MUTATIONS: dict[str, Mutation] = {
         Rewrite("broker.log.transactions:OpenTransactions.first_unstable", "if not self._undecided:", "if True:"),
     ),
     "a follower does not note transactions": _bug(
-        "what a follower appends opens no transaction there, and it knows of none when it leads",
+        "a follower does not note the transactions that it appends, so that it knows of none when it leads",
         Rewrite(
             "broker.log.partition_log:PartitionLog.append_stamped",
             "self.producers.note(header, now_ms)",
@@ -59,11 +59,11 @@ TRANSACTION_MUTATIONS: dict[str, Mutation] = {
         ),
     ),
     "aborted ranges are lost at a restart": _bug(
-        "the index of aborted transactions of the active segment is not read again",
+        "a restart does not load the index of aborted transactions of the active segment",
         Rewrite("broker.log.recovery:_Recovery.read_producers", "if len(txn_index):", "if False:"),
     ),
     "aborted ranges of a follower": _bug(
-        "a follower does not index what was aborted",
+        "a follower keeps no index of aborted transactions, so that its readers get their records",
         Rewrite(
             "broker.log.partition_log:PartitionLog.append_stamped",
             "self._note_markers(markers, now_ms)",
@@ -71,16 +71,16 @@ TRANSACTION_MUTATIONS: dict[str, Mutation] = {
         ),
     ),
     "a truncation cuts no transactions": _bug(
-        "what was cut off stays open, or decided",
+        "transactions whose records or markers were cut off stay open, or stay decided",
         Rewrite("broker.log.partition_log:PartitionLog._cut_producers", "self.producers = producers", "pass"),
     ),
     # The coordinator
     "a coordinator answers before it is committed": _bug(
-        "effects leave as soon as the leader has appended what they tell of",
+        "a response leaves as soon as the leader has appended its records, which may still be lost",
         Rewrite("broker.coordinator.shard:Shard._look", "self._uncommitted[0].end_offset <= high_watermark", "True"),
     ),
     "markers before the decision is committed": _bug(
-        "the marker sender is told as soon as a decision is appended",
+        "markers are sent as soon as a decision is appended, which may still be lost",
         Rewrite(
             "broker.coordinator.shard:Shard._apply",
             "effects.extend(decision.effects)",
@@ -89,7 +89,7 @@ TRANSACTION_MUTATIONS: dict[str, Mutation] = {
         ),
     ),
     "a prepared transaction times out": _bug(
-        "the timeout aborts what was decided before, while its markers are on their way",
+        "the timeout aborts a transaction that is decided as committed, while its markers are on their way",
         Rewrite(
             "broker.coordinator.transactions.coordinator:TransactionCoordinator._write",
             "is not State.ONGOING",
@@ -114,7 +114,7 @@ TRANSACTION_MUTATIONS: dict[str, Mutation] = {
         Rewrite("broker.coordinator.transactions.transaction:Transaction.added", "assert not self.is_prepared", "pass"),
     ),
     "markers are forgotten at a failover": _bug(
-        "a new coordinator does not tell what the former one has decided",
+        "a new coordinator does not send the markers that the former one left unsent",
         Rewrite(
             "broker.coordinator.transactions.coordinator:TransactionCoordinator.loaded",
             "self._expiry_ms =",
@@ -123,7 +123,7 @@ TRANSACTION_MUTATIONS: dict[str, Mutation] = {
     ),
     # Markers
     "a marker that failed counts as written": _bug(
-        "who does not take a marker is not told again",
+        "a marker that a partition refused is not sent again",
         Rewrite(
             "broker.coordinator.transactions.marker_sender:MarkerSender._answered", "if error is not None:", "if False:"
         ),
@@ -146,7 +146,7 @@ TRANSACTION_MUTATIONS: dict[str, Mutation] = {
         ),
     ),
     "readers do not drop what was aborted": _bug(
-        "a reader of committed records passes nothing over",
+        "a reader of committed records does not leave out records of aborted transactions",
         Rewrite("raftlog.format.aborted:AbortedRanges.hold", "if ranges is None:", "if True:"),
     ),
     # Groups
@@ -159,12 +159,12 @@ TRANSACTION_MUTATIONS: dict[str, Mutation] = {
         ),
     ),
     "offsets of aborted transactions count": _bug(
-        "the marker of an abort makes offsets of what is pending",
+        "the marker of an abort commits the offsets that are pending",
         Rewrite("broker.coordinator.groups.transactional:end", "marker.commit\n", "True\n"),
     ),
     # Sinks
     "losers are committed": _bug(
-        "a batch is committed with every stage of it that is open",
+        "a batch is committed with all of its open stages, also those that the driver did not name",
         Rewrite(
             "broker.coordinator.transactions.staging:commit_batch",
             "winners | kept,",
@@ -172,7 +172,7 @@ TRANSACTION_MUTATIONS: dict[str, Mutation] = {
         ),
     ),
     "a batch is committed twice": _bug(
-        "a batch that is over is committed again, with other stages",
+        "a batch that is committed is committed again, with other stages",
         Rewrite(
             "broker.coordinator.transactions.staging:commit_batch",
             "if request.batch_id <= sink.last_batch_id:",

@@ -39,7 +39,10 @@ class Reader(TransactionClient):
         """Return where it has not read everything yet."""
         for key in self._behind():
             end = self.simulation.transaction_ledger.of(key).end
-            return f"{self.name} has read {key[1]} up to {self.positions.get(key, 0)} of {end}"
+            return (
+                f"{self.name} has read partition {key[1]} up to offset {self.positions.get(key, 0)}, and it ends at "
+                f"{end}"
+            )
         return None
 
 
@@ -79,8 +82,8 @@ class CommittedReader(Reader):
         before = self._stable.get((key, leader_epoch), 0)
         if offset < before:
             raise Violation(
-                f"the last stable offset of partition {key[1]} goes back from {before} to {offset} within the leader "
-                f"epoch {leader_epoch}"
+                f"the last stable offset of partition {key[1]} goes back from {before} to {offset} within "
+                f"leader epoch {leader_epoch}"
             )
         self._stable[key, leader_epoch] = offset
 
@@ -151,7 +154,9 @@ class SessionReader(Reader):
             error = from_wire(head.error)
             self.counts[f"session of a reader {type(error).__name__}"] += 1
             if isinstance(error, OffsetOutOfRange):
-                raise Violation(f"{self.name}: {position} of {key[1]} is out of range: {error}")
+                raise Violation(
+                    f"{self.name}: offset {position} of partition {key[1]} was refused as out of range: {error}"
+                )
             return False
         records = bytes(frame.records)
         end = position
@@ -200,9 +205,15 @@ class Observer(TransactionClient):
             if each.group_id == group_id and each.consumed is not None and decided.get(each.numbers)
         }
         if found.offset >= 0 and found.offset not in committed:
-            raise Violation(f"{group_id} is said to be at {found.offset}; what was committed is {sorted(committed)}")
+            raise Violation(
+                f"{group_id}: the committed offset is reported as {found.offset}, but only {sorted(committed)} "
+                "were committed"
+            )
         if found.offset < before:
-            raise Violation(f"{group_id} is said to be at {found.offset}, and the commit of {before} was answered")
+            raise Violation(
+                f"{group_id}: the committed offset is reported as {found.offset}, but the commit of {before} "
+                "was acknowledged earlier"
+            )
 
     def _told(self, group_id: str) -> int:
         """Return up to where clients were told, with all markers written, that a group has committed."""

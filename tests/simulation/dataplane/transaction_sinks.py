@@ -119,7 +119,10 @@ class Driver(TransactionalWriter):
             answer = await self.call("CommitBatch", request, pb.CommitBatchResponse)
         except StageExpired:
             if named and batches.told.get(batch_id) == named:
-                raise Violation(f"batch {batch_id} was committed as {set(named)}, and is refused now") from None
+                raise Violation(
+                    f"batch {batch_id} was committed with the stages {set(named)}, but the same commit, sent "
+                    "again, is refused"
+                ) from None
             raise
         if answer.already_committed:
             self.counts["batches committed before"] += 1

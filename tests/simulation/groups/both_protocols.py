@@ -274,14 +274,14 @@ class ClassicClient(Client):
         found: dict[str, list[int]] = {}
         for topic_id, number in sorted(partitions):
             topic = self._world.topics.by_id(topic_id)
-            assert topic is not None, "no topic is deleted here"
+            assert topic is not None, "a topic is gone, though this simulation deletes none"
             found.setdefault(topic.name, []).append(number)
         return found
 
     def _ids_of(self, topics: dict[str, list[int]]) -> Iterable[TopicPartition]:
         for name, numbers in topics.items():
             topic = self._world.topics.by_name(name)
-            assert topic is not None, "no topic is deleted here"
+            assert topic is not None, "a topic is gone, though this simulation deletes none"
             yield from ((topic.topic_id, number) for number in numbers)
 
     def _assigned(self, joined: Joined) -> dict[str, bytes]:

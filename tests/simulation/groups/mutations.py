@@ -27,7 +27,7 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 
 
 def gives_what_is_not_free(patch: pytest.MonkeyPatch) -> None:
-    """A member gets a partition as soon as it is assigned to it. (`Draft` asserts that it may.)"""
+    """A member gets a partition before its former owner has released it. (An assertion of `Draft` catches it.)"""
     original = reconcile.reconcile
 
     def planted(current: Assignment, target: Any, epoch: int, let_go: Any, is_free: Any) -> Assignment:
@@ -37,7 +37,7 @@ def gives_what_is_not_free(patch: pytest.MonkeyPatch) -> None:
 
 
 def revokes_at_once(patch: pytest.MonkeyPatch) -> None:
-    """What is not in the target is taken away without waiting until the member has let it go."""
+    """A partition is taken from a member without waiting until the member has released it."""
     original = reconcile.reconcile
 
     def planted(current: Assignment, target: Any, epoch: int, let_go: Any, is_free: Any) -> Assignment:
@@ -48,7 +48,7 @@ def revokes_at_once(patch: pytest.MonkeyPatch) -> None:
 
 
 def takes_any_silence_for_an_acknowledgement(patch: pytest.MonkeyPatch) -> None:
-    """A heartbeat that was sent before the member had a partition acknowledges that it was let go."""
+    """A heartbeat that was sent before the member knew of a partition counts as its release."""
 
     def heard(
         self: Session, owned: frozenset[TopicPartition] | None, pending: Set[TopicPartition]
@@ -60,7 +60,7 @@ def takes_any_silence_for_an_acknowledgement(patch: pytest.MonkeyPatch) -> None:
 
 
 def gives_up_at_the_rebalance_timeout(patch: pytest.MonkeyPatch) -> None:
-    """A member that has not let go in time loses everything at once, though it may not have heard of it."""
+    """A member that misses the rebalance timeout loses all partitions at once, though it may still read them."""
     original = membership.on_deadline
 
     def planted(change: Change, member_id: str, timer_ms: float) -> None:
@@ -73,7 +73,7 @@ def gives_up_at_the_rebalance_timeout(patch: pytest.MonkeyPatch) -> None:
 
 
 def gives_members_no_time_after_a_load(patch: pytest.MonkeyPatch) -> None:
-    """A new coordinator gives up members that are not back after half of the session timeout."""
+    """A new coordinator removes members that have not come back within 30 % of the session timeout."""
     original = GroupCoordinator._begin
 
     def planted(self: GroupCoordinator, group: Any, work: Any) -> bool:
@@ -90,7 +90,7 @@ def gives_members_no_time_after_a_load(patch: pytest.MonkeyPatch) -> None:
 
 
 def takes_commits_of_any_epoch(patch: pytest.MonkeyPatch) -> None:
-    """A commit counts when the member has the partition, whenever it was sent."""
+    """A commit counts if the member has the partition now, even if it was sent in an earlier assignment."""
 
     def planted(change: Change, member_id: str, member_epoch: int, partition: TopicPartition) -> None:
         if change.draft.since(member_id, partition) is None:
@@ -100,12 +100,12 @@ def takes_commits_of_any_epoch(patch: pytest.MonkeyPatch) -> None:
 
 
 def takes_commits_of_any_member(patch: pytest.MonkeyPatch) -> None:
-    """A commit counts when it is a member's."""
+    """A commit counts if any member of the group sends it, even for a partition of another one."""
     patch.setattr(offsets, "_check_owner", lambda *_: None)
 
 
 def takes_commits_over_old_streams(patch: pytest.MonkeyPatch) -> None:
-    """A commit counts when it comes over a stream that the member has given up."""
+    """A commit counts even if it comes over a stream that the member has given up."""
 
     def planted(change: Change, to: object, member_id: str) -> Session:
         return change.soft.sessions[member_id]
@@ -114,17 +114,17 @@ def takes_commits_over_old_streams(patch: pytest.MonkeyPatch) -> None:
 
 
 def never_waits_for_the_others(patch: pytest.MonkeyPatch) -> None:
-    """A partition that becomes free is not offered to the member that waits for it."""
+    """A partition that becomes free is never given to the member that waits for it."""
     patch.setattr(Change, "_waiting_for", lambda *_: [])
 
 
 def forgets_the_assignment_that_was_due(patch: pytest.MonkeyPatch) -> None:
-    """A new coordinator does not look for what the former one left undone."""
+    """A new coordinator does not finish the rebalance that the former one began."""
     patch.setattr("broker.coordinator.groups.rebalance.after_load", lambda change: None)
 
 
 def forgets_to_write_what_it_gives(patch: pytest.MonkeyPatch) -> None:
-    """An assignment that adds nothing but an epoch is not written."""
+    """An assignment that frees partitions is not written to the log."""
     original = Draft.set_assignment
 
     def planted(self: Draft, member_id: str, assignment: Assignment | None) -> list[TopicPartition]:
@@ -137,17 +137,17 @@ def forgets_to_write_what_it_gives(patch: pytest.MonkeyPatch) -> None:
 
 
 def gives_pending_offsets_for_committed_ones(patch: pytest.MonkeyPatch) -> None:
-    """A request for stable offsets gets what was committed before the open transaction."""
+    """A request for stable offsets gets the offset from before an open transaction instead of an error to retry."""
     patch.setattr(offsets, "_check_stable", lambda *_: None)
 
 
 def takes_late_offsets_of_a_transaction(patch: pytest.MonkeyPatch) -> None:
-    """What comes after the marker is pending for ever, or is committed with the next transaction."""
+    """Offsets that arrive after the marker stay pending for ever, or are committed with the next transaction."""
     patch.setattr(Draft, "set_fence", lambda *_: None)
 
 
 def forgets_fences_with_the_coordinator(patch: pytest.MonkeyPatch) -> None:
-    """A new coordinator takes offsets of a transaction that has ended."""
+    """A new coordinator accepts late offsets of a transaction that has ended."""
     original = Draft.set_fence
 
     def planted(self: Draft, producer_id: int, fence: Any) -> None:
@@ -159,7 +159,7 @@ def forgets_fences_with_the_coordinator(patch: pytest.MonkeyPatch) -> None:
 
 
 def decides_whatever_is_pending(patch: pytest.MonkeyPatch) -> None:
-    """A marker that comes late decides about the transaction that is open by then."""
+    """A late marker decides the transaction that is open by then."""
 
     def ended(group: Group, marker: EndTransactionOffsets) -> list[TopicPartition]:
         return list(group.pending.get(marker.producer_id, {}))
@@ -176,7 +176,7 @@ def decides_whatever_is_pending(patch: pytest.MonkeyPatch) -> None:
 
 
 def commits_what_is_to_be_aborted(patch: pytest.MonkeyPatch) -> None:
-    """The marker's decision is not looked at."""
+    """The marker of an abort commits the offsets of its transaction."""
     original = transactional.end
 
     def planted(change: Change, marker: EndTransactionOffsets, piece: Any, *, is_first: bool) -> None:
@@ -186,7 +186,7 @@ def commits_what_is_to_be_aborted(patch: pytest.MonkeyPatch) -> None:
 
 
 def keeps_pending_offsets_in_memory(patch: pytest.MonkeyPatch) -> None:
-    """Offsets of a transaction are lost with the coordinator (redpanda #6018 is of that kind)."""
+    """The pending offsets of a transaction are lost when the coordinator moves (as in redpanda #6018)."""
     original = GroupCoordinator.loaded
 
     def planted(self: GroupCoordinator, now: Any) -> None:

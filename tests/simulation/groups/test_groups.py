@@ -51,7 +51,7 @@ def test_without_faults_groups_move_between_the_protocols() -> None:
     world = BothProtocols(2, faults=False)
     world.run(10_000)
     types = world.types
-    assert types, "the group is there"
+    assert types, "the group does not exist"
     for make in (ClassicClient, Client, ClassicClient):
         for client in list(world.clients):
             world.clients.remove(client)

@@ -72,7 +72,10 @@ class Transaction:
         """The committed offsets are the group's, unless later ones were committed since."""
         for partition, offset in self.offsets.items() if self.decision else ():
             if self._world.checker.committed.get(partition, -1) < offset:
-                raise Broken(f"{self.tag} was committed, and offset {offset} of {partition[1]} is not the group's")
+                raise Broken(
+                    f"{self.tag} was committed with offset {offset} of partition {partition[1]}, but the "
+                    "group's committed offset is lower"
+                )
 
 
 class TransactionalClient(Client):
@@ -151,7 +154,7 @@ class _Checker(RecordsChecker):
             tag = OffsetValue.FromString(value).metadata
             decision = self._transactions[tag].decision
             if not decision:
-                raise Broken(f"offsets of {tag} are the group's, and its decision is {decision}")
+                raise Broken(f"offsets of {tag} became the group's, but the decision of the transaction is {decision}")
 
 
 class TransactionWorld(World):
@@ -177,8 +180,8 @@ class TransactionWorld(World):
         self._run(TIMEOUT_MS + 10_000)
         for transaction in self.transactions.values():
             if not transaction.over:
-                raise Broken(f"the marker of {transaction.tag} was never answered")
+                raise Broken(f"the group never answered the marker of {transaction.tag}")
             transaction.check()
         for group in self.core.groups.values():
             if group.pending:
-                raise Broken(f"the transactions of {group.pending.keys()} have ended, and have offsets pending")
+                raise Broken(f"the transactions {group.pending.keys()} have ended, but their offsets are still pending")

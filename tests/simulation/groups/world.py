@@ -66,13 +66,16 @@ class RecordsChecker:
             }
             for other, theirs in self._has.items():
                 if other != parsed.assignment_of and has & theirs:
-                    raise Broken(f"{other} and {parsed.assignment_of} have {has & theirs} in the records")
+                    raise Broken(f"the records give {has & theirs} to {other} and to {parsed.assignment_of} at once")
             self._has[parsed.assignment_of] = has
         elif kind == "offset" and value is not None:
             partition = parsed.offset.topic_id, parsed.offset.partition
             offset = OffsetValue.FromString(value).offset
             if offset < self.committed.get(partition, 0):
-                raise Broken(f"the offset of {partition[1]} goes from {self.committed[partition]} back to {offset}")
+                raise Broken(
+                    f"the committed offset of partition {partition[1]} goes back from "
+                    f"{self.committed[partition]} to {offset}"
+                )
             self.committed[partition] = offset
 
 
@@ -289,7 +292,8 @@ class World:
         read = {partition for client in self.clients for partition in client.believed()}
         if read != wanted:
             raise Broken(
-                f"{len(wanted - read)} of {len(wanted)} partitions have no reader, {len(read - wanted)} too many"
+                f"{len(wanted - read)} of {len(wanted)} partitions have no reader, and {len(read - wanted)} are "
+                "read that no member wants"
             )
         self.check_replay()
 
@@ -331,7 +335,10 @@ class World:
         for log in (self.log, compacted(self.log, upto, tombstones=False), compacted(self.log, upto, tombstones=True)):
             other = self._load(log)
             if hard(other) != hard(self.core):
-                raise Broken(f"the log, compacted up to {upto} of {len(self.log)}, is not what the coordinator knows")
+                raise Broken(
+                    f"a replay of the log, compacted up to {upto} of {len(self.log)} records, gives another "
+                    "state than the coordinator has"
+                )
 
 
 def hard(core: GroupCoordinator) -> dict[str, dict[str, object]]:

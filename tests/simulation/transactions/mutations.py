@@ -18,7 +18,7 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 
 
 def ends_nothing_without_a_new_epoch(patch: pytest.MonkeyPatch) -> None:
-    """EndTransaction with nothing begun changes nothing: its second copy may end what begins after it."""
+    """EndTransaction of an empty transaction does not raise the epoch, so that its late copy may end the next one."""
     original = coordinator.end
 
     def planted(known: Transaction | None, request: Any, now_ms: int) -> Outcome:
@@ -31,7 +31,7 @@ def ends_nothing_without_a_new_epoch(patch: pytest.MonkeyPatch) -> None:
 
 
 def gives_the_next_transaction_the_epoch_of_the_last(patch: pytest.MonkeyPatch) -> None:
-    """Markers carry the epoch of their transaction, and the next one has it, too (before KIP-890)."""
+    """A decision does not raise the epoch, so that a marker and the next transaction have the same (before KIP-890)."""
     original = Transaction.decided
 
     def planted(self: Transaction, commit: bool, now_ms: int, **how: bool) -> Transaction:
@@ -41,7 +41,7 @@ def gives_the_next_transaction_the_epoch_of_the_last(patch: pytest.MonkeyPatch) 
 
 
 def takes_requests_of_any_epoch(patch: pytest.MonkeyPatch) -> None:
-    """A late EndTransaction ends the open transaction."""
+    """A late EndTransaction of an earlier epoch ends the open transaction."""
     original = coordinator.check_owner
 
     def planted(known: Transaction | None, transactional_id: str, producer_id: int, epoch: int) -> Transaction:
@@ -53,7 +53,7 @@ def takes_requests_of_any_epoch(patch: pytest.MonkeyPatch) -> None:
 
 
 def fences_nobody(patch: pytest.MonkeyPatch) -> None:
-    """A new process goes on with the epoch of the old one."""
+    """InitProducerId of a new process does not raise the epoch, so that the old process is not fenced."""
     original = coordinator.init
 
     def planted(known: Transaction | None, *rest: Any) -> Outcome:
@@ -65,7 +65,7 @@ def fences_nobody(patch: pytest.MonkeyPatch) -> None:
 
 
 def lets_a_producer_go_on_in_its_epoch(patch: pytest.MonkeyPatch) -> None:
-    """InitProducerId with numbers gives the same ones back."""
+    """InitProducerId with a producer id and epoch gives the same ones back, so that late requests still count."""
     original = coordinator.init
 
     def planted(known: Transaction | None, command: Any, *rest: Any) -> Outcome:
@@ -78,7 +78,7 @@ def lets_a_producer_go_on_in_its_epoch(patch: pytest.MonkeyPatch) -> None:
 
 
 def forgets_markers_at_a_failover(patch: pytest.MonkeyPatch) -> None:
-    """A new coordinator does not send what the former one has decided."""
+    """A new coordinator does not send the markers that the former one left unsent."""
     original = TransactionCoordinator.loaded
 
     def planted(self: TransactionCoordinator, now: Now) -> None:
@@ -89,7 +89,7 @@ def forgets_markers_at_a_failover(patch: pytest.MonkeyPatch) -> None:
 
 
 def begins_while_markers_are_missing(patch: pytest.MonkeyPatch) -> None:
-    """A transaction may begin before the last one is over."""
+    """A transaction begins before all markers of the previous one are written."""
     original = coordinator.add
 
     def planted(known: Transaction | None, request: Any, now_ms: int) -> Outcome:
@@ -101,7 +101,7 @@ def begins_while_markers_are_missing(patch: pytest.MonkeyPatch) -> None:
 
 
 def begins_anew_while_markers_are_missing(patch: pytest.MonkeyPatch) -> None:
-    """InitProducerId does not wait for the markers of what is decided."""
+    """InitProducerId does not wait until all markers of the previous transaction are written."""
     original = coordinator.init
 
     def planted(known: Transaction | None, *rest: Any) -> Outcome:
@@ -113,7 +113,7 @@ def begins_anew_while_markers_are_missing(patch: pytest.MonkeyPatch) -> None:
 
 
 def aborts_what_is_prepared(patch: pytest.MonkeyPatch) -> None:
-    """InitProducerId aborts any open transaction, even one that is decided as committed."""
+    """InitProducerId aborts a transaction that is already decided as committed."""
     original = coordinator.init
 
     def planted(known: Transaction | None, *rest: Any) -> Outcome:
@@ -126,7 +126,7 @@ def aborts_what_is_prepared(patch: pytest.MonkeyPatch) -> None:
 
 
 def says_committed_of_what_timed_out(patch: pytest.MonkeyPatch) -> None:
-    """A commit that comes after the timeout is answered as if it had been in time."""
+    """A commit that comes after the timeout is answered as a success, though the transaction was aborted."""
     original = coordinator.end
 
     def planted(known: Transaction | None, request: Any, now_ms: int) -> Outcome:
@@ -138,7 +138,7 @@ def says_committed_of_what_timed_out(patch: pytest.MonkeyPatch) -> None:
 
 
 def answers_before_the_markers(patch: pytest.MonkeyPatch) -> None:
-    """EndTransaction is answered as soon as it is decided."""
+    """EndTransaction is answered before the markers are written."""
     original = coordinator.end
 
     def planted(*arguments: Any) -> Outcome:
@@ -148,7 +148,7 @@ def answers_before_the_markers(patch: pytest.MonkeyPatch) -> None:
 
 
 def takes_any_report_for_its_own(patch: pytest.MonkeyPatch) -> None:
-    """MarkersWritten of an earlier transaction ends the present one."""
+    """A late report that the markers of an earlier transaction are written completes the present one."""
     original = TransactionCoordinator._written
 
     def planted(self: TransactionCoordinator, markers: Any, now: Now) -> Any:
@@ -163,7 +163,7 @@ def takes_any_report_for_its_own(patch: pytest.MonkeyPatch) -> None:
 
 
 def forgets_ids_that_are_not_idle(patch: pytest.MonkeyPatch) -> None:
-    """An id expires although its markers are missing."""
+    """A transactional id expires although markers of its transaction are missing."""
     original = TransactionCoordinator._expire
 
     def planted(self: TransactionCoordinator, now: Now, decision: Decision) -> None:
@@ -186,7 +186,7 @@ def commits_what_is_aborted(patch: pytest.MonkeyPatch) -> None:
 
 
 def commits_a_batch_twice(patch: pytest.MonkeyPatch) -> None:
-    """A batch that is committed is committed again, if its stages are there."""
+    """A batch that is committed is committed again, with other stages."""
     original = staging._committed_before
 
     def planted(sink: Sink, batch_id: int, winners: frozenset[int], is_written: Any) -> Any:
@@ -200,7 +200,7 @@ def commits_a_batch_twice(patch: pytest.MonkeyPatch) -> None:
 
 
 def commits_what_is_left_of_a_batch(patch: pytest.MonkeyPatch) -> None:
-    """Winners that are gone are passed over."""
+    """A batch is committed without the stages that have expired, so that their rows are missing."""
     original = staging.commit_batch
 
     def planted(sink: Sink, request: Any, is_written: Any, now_ms: int) -> Any:
@@ -215,7 +215,7 @@ def commits_what_is_left_of_a_batch(patch: pytest.MonkeyPatch) -> None:
 
 
 def forgets_winners_of_earlier_batches(patch: pytest.MonkeyPatch) -> None:
-    """The next batch's record leaves out stages that still lack markers."""
+    """The commit of the next batch forgets stages of the previous one that still lack markers."""
     original = staging.commit_batch
 
     def planted(sink: Sink, request: Any, is_written: Any, now_ms: int) -> Any:
@@ -227,7 +227,7 @@ def forgets_winners_of_earlier_batches(patch: pytest.MonkeyPatch) -> None:
 
 
 def forgets_the_last_batch(patch: pytest.MonkeyPatch) -> None:
-    """LastBatch shows the sink as it was a batch ago: a driver that asks replays what is committed."""
+    """LastBatch names an earlier batch, so that a driver writes a committed one again."""
     original = staging.last_batch
 
     def planted(sink: Sink) -> Any:
@@ -239,7 +239,7 @@ def forgets_the_last_batch(patch: pytest.MonkeyPatch) -> None:
 
 
 def lets_stages_stand_for_ever_after_a_failover(patch: pytest.MonkeyPatch) -> None:
-    """A new coordinator gives what is open no deadline."""
+    """A new coordinator gives open transactions and stages no deadline, so that they may stay open for ever."""
 
     def planted(self: TransactionCoordinator, now: Now) -> None:
         self._expiry_ms = now.monotonic_ms + self._config.expiration_check_interval_ms
@@ -248,7 +248,7 @@ def lets_stages_stand_for_ever_after_a_failover(patch: pytest.MonkeyPatch) -> No
 
 
 def loses_losers(patch: pytest.MonkeyPatch) -> None:
-    """A stage that is not named in a batch gets no marker."""
+    """A stage that lost against the one that was committed gets no marker, and stays open for ever."""
     original = HardState._note_stage
 
     def planted(self: HardState, sink: Sink, producer_id: int, stage: Stage) -> None:

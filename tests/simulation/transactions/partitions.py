@@ -33,7 +33,7 @@ class Transaction:
 
     def tell(self, commit: bool) -> None:
         if self.told is not None and self.told is not commit:
-            raise Broken(f"{self} was told {self.told} before, and {commit} now")
+            raise Broken(f"{self} was told commit={self.told} before, and commit={commit} now")
         self.told = commit
 
     def __repr__(self) -> str:
@@ -79,7 +79,9 @@ class Partition:
         known = self._producers.get(producer_id)
         if known is not None and epoch <= known.epoch:
             if epoch == known.epoch and not known.by_marker:
-                self._checker.broken(f"{known.open} has written to {self.name} before the marker of its own epoch")
+                self._checker.broken(
+                    f"{known.open} has written to {self.name} with the epoch of the marker that must end it"
+                )
             return
         if known is not None and known.open is not None:
             if known.open.producer_epoch != epoch - 1:
@@ -109,7 +111,7 @@ class Checker:
         """A producer begins a transaction."""
         at = producer_id, producer_epoch
         if at in self.transactions:
-            raise Broken(f"{self.transactions[at]} and {name} share an epoch")
+            raise Broken(f"{self.transactions[at]} and {name} have the same producer id and epoch")
         transaction = self.transactions[at] = Transaction(name, producer_id, producer_epoch)
         return transaction
 
@@ -117,10 +119,10 @@ class Checker:
         """Note a decision; `epoch` is the marker's."""
         at = producer_id, epoch - 1
         if self.decided.setdefault(at, commit) is not commit:
-            raise Broken(f"{self.transactions.get(at)} was decided twice, and differently")
+            raise Broken(f"{self.transactions.get(at)} was decided twice, with different outcomes")
         transaction = self.transactions.get(at)
         if commit and (transaction is None or not transaction.may_commit):
-            raise Broken(f"{transaction} is committed, which no client has asked for")
+            raise Broken(f"{transaction} is committed, but its client has not asked for that")
 
     def marked(self, producer_id: int, epoch: int, partition: str, commit: bool) -> None:
         """A marker was appended."""
@@ -130,11 +132,16 @@ class Checker:
     def ended(self, transaction: Transaction, partition: str, records: int, commit: bool) -> None:
         """A marker ends a transaction that has records there."""
         if transaction.told is not None and transaction.told is not commit:
-            raise Broken(f"{transaction} was told {transaction.told}, but {commit} stands in {partition}")
+            raise Broken(
+                f"{transaction} was told commit={transaction.told}, but its marker in {partition} has commit={commit}"
+            )
         if commit:
             self.committed += 1
             if records < transaction.sent.get(partition, 0):
-                raise Broken(f"{transaction} is committed in {partition} without all its records")
+                raise Broken(
+                    f"{transaction} is committed in {partition} with {records} records, but "
+                    f"{transaction.sent.get(partition, 0)} were acknowledged"
+                )
         else:
             self.aborted += 1
 
@@ -144,7 +151,9 @@ class Checker:
         if transaction.told is None:
             return
         if at in self.decided and self.decided[at] is not transaction.told:
-            raise Broken(f"{transaction} was told {transaction.told}, which was not decided")
+            raise Broken(f"{transaction} was told commit={transaction.told}, but the coordinator decided otherwise")
         written = {partition for partition, records in transaction.sent.items() if records}
         if with_markers and not written <= self.markers.get(at, set()):
-            raise Broken(f"{transaction} was told {transaction.told}, and has no marker in all its partitions")
+            raise Broken(
+                f"{transaction} was told commit={transaction.told}, but not all of its partitions have a marker"
+            )

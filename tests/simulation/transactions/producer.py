@@ -77,7 +77,9 @@ class Producer:
             elif isinstance(answer, TransactionAbortable):
                 raise Abortable
             elif isinstance(answer, RaftlogError):
-                raise Broken(f"{self._name} is told {type(answer).__name__}: {answer}") from answer
+                raise Broken(
+                    f"{self._name} got an error that it must never get, {type(answer).__name__}: {answer}"
+                ) from answer
             else:
                 return answer
 

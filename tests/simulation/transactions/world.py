@@ -174,7 +174,7 @@ class World:
         """A sink's last batch is told; or that one which it was a while ago."""
         before = self._told_last.get(sink_id, -1)
         if last_batch_id < before and not at_least:
-            raise Broken(f"the last batch of {sink_id} goes from {before} back to {last_batch_id}")
+            raise Broken(f"the last batch of {sink_id} goes back from {before} to {last_batch_id}")
         self._told_last[sink_id] = max(before, last_batch_id)
 
     def told_ended(self, transaction: Transaction, commit: bool) -> None:
@@ -343,16 +343,16 @@ class World:
             self.start_writer(sink_id)
         self._run(for_ms)
         if stuck := [process for process in self.processes if process.alive]:
-            raise Broken(f"{len(stuck)} processes cannot go on")
+            raise Broken(f"{len(stuck)} clients still wait, though all faults are over")
         for partition in self.partitions.values():
             if left := partition.open():
-                raise Broken(f"{left} is open in {partition.name} for ever")
+                raise Broken(f"{left} stays open in {partition.name}, though all faults are over")
         for transactional_id, known in self.core.transactions.items():
             if not known.is_idle:
-                raise Broken(f"{transactional_id} is {known.state.name} for ever")
+                raise Broken(f"{transactional_id} stays in the state {known.state.name}, though all faults are over")
         for sink_id, sink in self.core.sinks.items():
             if sink.stages:
-                raise Broken(f"{sink_id} has {len(sink.stages)} stages for ever")
+                raise Broken(f"{sink_id} keeps {len(sink.stages)} stages, though all faults are over")
         for transaction in self.checker.transactions.values():
             self.checker.check_told(transaction, with_markers=True)
         for batches in self.batches.values():
@@ -387,7 +387,10 @@ class World:
         for log in (self.log, compacted(self.log, upto, tombstones=False), compacted(self.log, upto, tombstones=True)):
             other = self._load(log)
             if hard(other) != hard(self.core):
-                raise Broken(f"the log, compacted up to {upto} of {len(self.log)}, is not what the coordinator knows")
+                raise Broken(
+                    f"a replay of the log, compacted up to {upto} of {len(self.log)} records, gives another "
+                    "state than the coordinator has"
+                )
 
 
 class Sender:

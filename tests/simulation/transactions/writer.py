@@ -31,7 +31,9 @@ class Batches:
     def tell(self, batch_id: int, winners: frozenset[int]) -> None:
         """A driver was told that its commit was the one."""
         if self.told.setdefault(batch_id, winners) != winners:
-            raise Broken(f"batch {batch_id} was committed as {self.told[batch_id]} and as {winners}")
+            raise Broken(
+                f"the commit of batch {batch_id} succeeded with two sets of stages, {self.told[batch_id]} and {winners}"
+            )
 
     def check(self, decided: dict[tuple[int, int], bool]) -> None:
         """Each batch belongs as a whole to one commit, or to none."""
@@ -43,7 +45,9 @@ class Batches:
             )
             told = self.told.get(batch_id)
             if committed not in (self.asked.get(batch_id, []) if told is None else [told]) and (committed or told):
-                raise Broken(f"of batch {batch_id} {set(committed)} is committed; {told} was told")
+                raise Broken(
+                    f"the stages {set(committed)} of batch {batch_id} are committed, but the driver was told {told}"
+                )
 
 
 class Writer:
@@ -172,7 +176,10 @@ class Writer:
         answer = yield from self._ask(lambda to: CommitBatch(to, request), heard)
         if isinstance(answer, StageExpired):
             if winners and winners == self._batches.told.get(batch_id):
-                raise Broken(f"batch {batch_id} was committed as {winners}, and is refused now")
+                raise Broken(
+                    f"batch {batch_id} was committed with the stages {winners}, but the same commit, sent "
+                    "again, is refused"
+                )
             return False  # the batch is written again
         assert isinstance(answer, transaction_pb2.CommitBatchResponse), answer
         return True
