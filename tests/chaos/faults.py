@@ -289,7 +289,7 @@ class Together(Fault):
         self.hit_controller = any(fault.hit_controller for fault in self._faults)
 
     def do(self, nodes: NodeSet, victim: Node) -> None:
-        raise AssertionError("each has a victim of its own")
+        raise AssertionError("each node must be the victim of one fault only")
 
     def end(self, nodes: NodeSet) -> None:
         for fault in self._faults:

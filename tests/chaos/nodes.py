@@ -63,7 +63,7 @@ class Node:
     @property
     def docker(self) -> Any:
         """The container, as the Docker SDK has it, with its present state."""
-        assert self._container is not None, f"node {self.node_id} was not created"
+        assert self._container is not None, f"node {self.node_id} is used before its container was created"
         wrapped = self._container.get_wrapped_container()
         wrapped.reload()
         return wrapped
@@ -77,7 +77,7 @@ class Node:
     def pid(self) -> int:
         """The container's first process, as this machine numbers it."""
         pid = int(self.docker.attrs["State"]["Pid"])
-        assert pid, f"node {self.node_id} does not run"
+        assert pid, f"node {self.node_id} is not running"
         return pid
 
     @property

@@ -100,7 +100,9 @@ class Run:
         deadline_s = time.monotonic() + _RESUME_S
         missing = set(range(PARTITIONS))
         while missing:
-            assert time.monotonic() < deadline_s, f"partitions {missing} take no writes within {_RESUME_S:g} s"
+            assert time.monotonic() < deadline_s, (
+                f"the partitions {missing} take no writes within {_RESUME_S:g} s after the fault"
+            )
             for appender in self.appends.appenders:
                 fresh = reversed(appender.appends[-200:])
                 missing -= {each.partition for each in fresh if each.offset is not None and each.invoked_at > since_s}
@@ -142,7 +144,7 @@ class Run:
             self.transfers.stop()
             problems = self.transfers.problems()
             assert not problems, "\n".join(problems[:20])
-            assert self.transfers.committed
+            assert self.transfers.committed, "no transaction was committed in the whole run"
         if self.groups is not None:
             self.groups.stop()
             assert_group_sound(self.groups.history())
@@ -186,11 +188,11 @@ class Run:
             )  # fmt: skip
         print(f"{appends.acknowledged} of {len(history.appends)} appends acknowledged; {self._errors(appends)}")
         assert_sound(history)
-        assert all(log == raw[first] for log in raw.values()), "the logs are not the same byte for byte"
+        assert all(log == raw[first] for log in raw.values()), "the logs of the replicas are not the same byte for byte"
         for poller in appends.pollers:
             assert not any(isinstance(error, OffsetOutOfRange) for error in poller.errors), poller.errors[:3]
         refused = [error for each in appends.appenders if each.retries for error in each.errors]
-        assert not refused, f"who tries again is told errors: {refused[:3]}"
+        assert not refused, f"clients that retry must see no errors, but some did: {refused[:3]}"
 
     @staticmethod
     def _errors(appends: AppendWorkload) -> str:

@@ -83,7 +83,9 @@ class SparkJob:
         """
         wanted, deadline_s = self.batches + more, time.monotonic() + _MAX_S
         while self.is_running and self.batches < wanted:
-            assert time.monotonic() < deadline_s, f"no batch: {self._log.read_text()[-4000:]}"
+            assert time.monotonic() < deadline_s, (
+                f"the job has finished no batch within the time allowed: {self._log.read_text()[-4000:]}"
+            )
             time.sleep(0.05)
         assert self._process.poll() in (None, 0), self._log.read_text()[-4000:]
 
@@ -96,7 +98,7 @@ class SparkJob:
         """Wait until everything is written. Raises as `wait_for_batches`."""
         out, _ = self._process.communicate(timeout=_MAX_S)
         assert self._process.returncode == 0, self._log.read_text()[-4000:]
-        assert spark_driver.FINISHED in out
+        assert spark_driver.FINISHED in out, f"the job ended without saying that it has finished: {out[-4000:]}"
 
     def check(self) -> None:
         """See that every row is in the topic, once.
@@ -107,11 +109,17 @@ class SparkJob:
         wanted = {f"{number:06}".encode() for number in range(self._files * _ROWS)}
         deadline_s = time.monotonic() + _MAX_S
         while (found := self._read(deadline_s)).total() < len(wanted):
-            assert time.monotonic() < deadline_s, f"{found.total()} of {len(wanted)} rows"
+            assert time.monotonic() < deadline_s, (
+                f"only {found.total()} of {len(wanted)} rows can be read within the time allowed"
+            )
             time.sleep(0.2)  # a commit is told of moments before all of it can be read
-        assert not found.keys() - wanted, "rows are there that nobody wrote"
-        assert not wanted - found.keys(), f"{len(wanted - found.keys())} rows are missing"
-        assert max(found.values()) == 1, "rows are there twice"
+        assert not found.keys() - wanted, (
+            f"the job wrote rows that were not in its source: {list(found.keys() - wanted)[:5]}"
+        )
+        assert not wanted - found.keys(), f"{len(wanted - found.keys())} rows of the source are missing"
+        assert max(found.values()) == 1, (
+            f"the job wrote rows twice: {[row for row, times in found.items() if times > 1][:5]}"
+        )
 
     def _read(self, deadline_s: float) -> Counter[bytes]:
         found: Counter[bytes] = Counter()
@@ -121,6 +129,8 @@ class SparkJob:
             consumer.seek_to_beginning(*places)
             ends = consumer.end_offsets(places)
             while any(consumer.position(place) < ends[place] for place in places):
-                assert time.monotonic() < deadline_s, "the topic cannot be read to its end"
+                assert time.monotonic() < deadline_s, (
+                    "the reader has not reached the end of the topic within the time allowed"
+                )
                 found.update(consumer.poll_arrow(1.0)["value"].to_pylist())
         return found

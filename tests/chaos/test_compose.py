@@ -152,7 +152,7 @@ def _kafka_sender(stack: contextlib.ExitStack) -> Send:
     def send(value: bytes, partition: int) -> None:
         outcomes.clear()
         producer.produce(TOPIC, value, partition=partition, on_delivery=lambda error, _: outcomes.append(error))
-        assert producer.flush(PATIENCE_S) == 0, "no acknowledgement"
+        assert producer.flush(PATIENCE_S) == 0, f"not every record was acknowledged within {PATIENCE_S:g} s"
         assert outcomes == [None]
 
     return send
@@ -168,7 +168,9 @@ def by_raftlog() -> dict[int, list[str]]:
         ends = consumer.end_offsets(places)
         deadline_s = time.monotonic() + PATIENCE_S
         while any(consumer.position(place) < ends[place] for place in places):
-            assert time.monotonic() < deadline_s, f"{sum(map(len, found.values()))} records read"
+            assert time.monotonic() < deadline_s, (
+                f"only {sum(map(len, found.values()))} records were read within the time allowed"
+            )
             for record in consumer.poll(1.0):
                 found[record.partition].append((record.value or b"").decode())
     return found
@@ -185,7 +187,7 @@ def by_kafka_group(count: int) -> dict[int, list[str]]:
         consumer.subscribe([TOPIC])
         deadline_s = time.monotonic() + PATIENCE_S
         while (read := sum(map(len, found.values()))) < count:
-            assert time.monotonic() < deadline_s, f"{read} of {count} records read"
+            assert time.monotonic() < deadline_s, f"only {read} of {count} records were read within the time allowed"
             for message in consumer.consume(1_000, 1.0):
                 assert message.error() is None, message.error()
                 found[message.partition() or 0].append((message.value() or b"").decode())
@@ -204,7 +206,9 @@ def in_order(of: str, records: dict[int, list[str]]) -> list[str]:
     numbers = {
         each: [int(value.split()[1]) for value in values if value.startswith(of)] for each, values in records.items()
     }
-    assert all(each == sorted(each) for each in numbers.values()), f"records of {of} have changed their order"
+    assert all(each == sorted(each) for each in numbers.values()), (
+        f"the records that begin with {of!r} must be in the order in which they were sent, but are not: {numbers}"
+    )
     return [f"{of} {number}" for number in sorted(number for each in numbers.values() for number in each)]
 
 
@@ -228,12 +232,14 @@ def test_a_node_is_killed_and_all_are_begun_again_with_their_data(stack: Stack) 
     acknowledged = {writer.name: writer.end() for writer in writers}
     stored = by_raftlog()
     for name, values in acknowledged.items():
-        assert in_order(name, stored) == values, f"every acknowledged record of {name} is there once, and no other"
+        assert in_order(name, stored) == values, (
+            f"{name} must have every acknowledged record once, in order, and no other"
+        )
     count = sum(map(len, acknowledged.values()))
-    assert by_kafka_group(count) == stored, "a Kafka client reads the same"
+    assert by_kafka_group(count) == stored, "a Kafka client must read the same records as a raftlog client"
     stack("down", "--timeout", "60")
     stack.up()
-    assert by_raftlog() == stored, "the data is in volumes, which `down` keeps"
+    assert by_raftlog() == stored, "the records must still be there after `down`, which keeps the volumes"
     with contextlib.ExitStack() as client:
         _kafka_sender(client)(b"kafka later", 0)
-    assert by_kafka_group(1) == {0: ["kafka later"], 1: [], 2: []}, "the group continues where it had committed"
+    assert by_kafka_group(1) == {0: ["kafka later"], 1: [], 2: []}, "the group must continue where it had committed"

@@ -107,4 +107,4 @@ def test_labels_say_what_it_is(image: Image) -> None:
     materials = json.loads(docker("run", "--rm", *FLAGS, "--entrypoint", "cat", image.tag, labels["org.raftlog.sbom"]))
     names = {each["name"].lower() for each in materials["components"]}
     assert names >= {"raftlog", "grpcio", "pyarrow", "pysyncobj"}
-    assert not names & {"pyspark", "pytest", "hatchling"}, "only what a node needs"
+    assert not names & {"pyspark", "pytest", "hatchling"}, "the image must contain only what a node needs"

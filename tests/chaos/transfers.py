@@ -190,7 +190,7 @@ class Transfers:
             each.over.set()
         for each in self._producers:
             each.join(_END_S + TIMEOUT_MS / 1000)
-            assert not each.is_alive(), f"{each.name} does not end"
+            assert not each.is_alive(), f"{each.name} did not end"
         self._check_threads()
 
     def abandon(self) -> None:
@@ -229,7 +229,7 @@ class Transfers:
             ends = self._ends(places, deadline_s)
             while any(consumer.position(place) < ends[place] for place in places):
                 assert time.monotonic() < deadline_s, (
-                    f"read to {[consumer.position(place) for place in places]} of {ends}"
+                    f"the consumer has read only to {[consumer.position(place) for place in places]} of {ends}"
                 )
                 for record in consumer.poll(0.2):
                     found[record.partition].append((record.offset, record.value or b""))
@@ -242,7 +242,9 @@ class Transfers:
             Consumer(self._bootstrap, isolation_level="read_uncommitted") as everything,
         ):
             while (ends := committed.end_offsets(places)) != everything.end_offsets(places):
-                assert time.monotonic() < deadline_s, f"a transaction is open for ever, at one of {ends}"
+                assert time.monotonic() < deadline_s, (
+                    f"a transaction is never ended: the last stable offset does not reach one of {ends}"
+                )
                 time.sleep(0.05)
         return ends
 
@@ -250,7 +252,9 @@ class Transfers:
         deadline_s = time.monotonic() + _END_S
         while any(len(self._reader.seen[part]) < len(places) for part, places in final.items()):
             self._check_threads()
-            assert time.monotonic() < deadline_s, "the reader does not get to the end"
+            assert time.monotonic() < deadline_s, (
+                "the reader of committed records does not reach the end: a transaction may be open"
+            )
             time.sleep(0.02)
         self._reader.over.set()
         self._reader.join(_END_S)

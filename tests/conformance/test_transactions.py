@@ -42,7 +42,7 @@ def test_kip_98_the_last_stable_offset() -> None:
     history.settle()
     assert history.log.last_stable_offset == 1
     history.mark([1], False)
-    assert history.log.last_stable_offset == 1, "the marker may be lost yet"
+    assert history.log.last_stable_offset == 1, "the last stable offset must wait until the marker is committed"
     history.settle()
     assert history.log.last_stable_offset == history.log.high_watermark == 5
     history.check()
@@ -102,7 +102,9 @@ def test_kip_98_state_survives_the_loss_of_power() -> None:
         history.check()
         history.chain = chain_of(history.log)
         history.check_log(history.log)
-        assert history.log.last_stable_offset == 0, f"seed {Random(seed)}: producer 1 is in its transaction still"
+        assert history.log.last_stable_offset == 0, (
+            f"seed {Random(seed)}: the last stable offset must stay before the open transaction of producer 1"
+        )
 
 
 # KIP-890
@@ -141,7 +143,9 @@ def test_kip_890_a_late_marker_does_not_end_the_next_transaction() -> None:
     history.produce(1)
     assert history.log.check_markers([Marker(1, 1, False, 0)], history.now_ms) == [MarkerFate.REPEATED]
     [other] = history.log.check_markers([Marker(1, 1, True, 0)], history.now_ms)
-    assert isinstance(other, InvalidTxnState), "what was decided otherwise is no repeat"
+    assert isinstance(other, InvalidTxnState), (
+        "a marker that contradicts the decision must be refused, not taken for a repetition"
+    )
     history.mark([1], True, 0)
     history.mark([1], False, -1)
     history.settle()

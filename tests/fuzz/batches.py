@@ -58,7 +58,7 @@ def prepare() -> None:
             _BOMBS[codec] = sink.getvalue().to_pybytes()
     if Codec.SNAPPY not in _BOMBS:  # a raw block: its size, one zero, then copies of 64 bytes from one byte before
         size = pa.compress(b"", codec="snappy", asbytes=True)
-        assert size == b"\0", "an empty block is nothing but its size"
+        assert size == b"\0", f"an empty block of snappy must be its size alone, one zero byte, but is {size!r}"
         copies = (BOMB_BYTES - 1) // 64
         _BOMBS[Codec.SNAPPY] = _snappy_size(copies * 64 + 1) + b"\0\0" + b"\xfe\1\0" * copies
 

@@ -150,7 +150,7 @@ def _harmless(server: Node, path: str) -> Iterator[None]:
     tracebacks = [each for each in server.complaints.take() if UNPARSED not in each]
     if tracebacks:
         server.restart()
-        raise Violation(f"{path}: the log has a traceback: {tracebacks[0]}")
+        raise Violation(f"{path}: the call left a traceback in the node's log: {tracebacks[0]}")
     trusted = "/raftlog.v1.Controller/" in path  # a peer that may propose may also claim to be another broker
     try:
         server.set_up()
@@ -158,7 +158,7 @@ def _harmless(server: Node, path: str) -> Iterator[None]:
     except Exception as error:
         server.restart()
         if not trusted:
-            raise Violation(f"{path}: a good client's requests fail afterwards: {error}") from error
+            raise Violation(f"{path}: after the call, requests of a well-behaved client fail: {error}") from error
     if server.failure is not None:
         server.restart()
 
@@ -169,12 +169,12 @@ def _check_status(path: str, error: Any, requests: list[bytes]) -> None:
         require(code == grpc.StatusCode.OK or len(details) > 5, f"{path}: {code} says nothing")
         return
     if code == grpc.StatusCode.UNIMPLEMENTED:
-        raise Violation(f"{path}: not served: {details}")
+        raise Violation(f"{path}: the node does not serve the call: {details}")
     unread = any(_does_not_parse(path, request) or len(request) > MAX_REQUEST_BYTES for request in requests)
     if UNPARSED in details or (unread and code in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN)):
         require(unread, f"{path}: {details}, and it does parse")
         return
-    raise Violation(f"{path}: {code}: {details}")
+    raise Violation(f"{path}: the call ended with {code}, which no refusal has: {details}")
 
 
 def _does_not_parse(path: str, request: bytes) -> bool:

@@ -247,7 +247,7 @@ def connection_target(data: bytes) -> None:
     if server.failure is not None:
         failure = server.failure
         server.restart()
-        raise Violation(f"the node has stopped: {failure!r}")
+        raise Violation(f"the node has stopped after these bytes: {failure!r}")
     complaints = server.complaints.take()
     require(not complaints, "a traceback in the log: " + "\n".join(complaints[:1]))
     _good_client(server.kafka_address)

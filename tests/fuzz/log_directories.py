@@ -121,7 +121,7 @@ def base(clean_stop: bool, compacted: bool) -> Base:
 def _compact(manager: LogManager, clock: FakeClock) -> None:
     for log in manager.logs():
         plan = plan_cleaning(log, log.high_watermark, clock.now)
-        assert plan is not None, "there is nothing to compact"
+        assert plan is not None, "the log has nothing to compact, so that it is no base for damage"
         for _ in clean(plan, dedupe_bytes=1 << 20, clock=clock.now_ms):
             pass
         assert any(parse_header(batch).attributes & Attributes.SPARSE_OFFSETS for batch in read_batches(log).values())

@@ -119,7 +119,9 @@ def _check_scanned(log: PartitionLog, recovery_point: int) -> None:
     try:
         _check_pieces(log, recovery_point)
     except CorruptRecordError as error:
-        raise Violation(f"{log!r} is served, and above {recovery_point} it is damaged: {error}") from error
+        raise Violation(
+            f"{log!r} is served, but is damaged above the recovery point {recovery_point}: {error}"
+        ) from error
 
 
 def _lacks_transactions(topic: str, done: Damage) -> bool:

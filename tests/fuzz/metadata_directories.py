@@ -83,7 +83,7 @@ class Controller:
             self.step()
             if self.state.last_applied > before:
                 return
-        raise AssertionError("a voter on its own commits by itself")
+        raise AssertionError("the only voter of a quorum has not committed its own entry within ten steps")
 
 
 @dataclass(frozen=True)

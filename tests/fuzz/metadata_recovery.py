@@ -156,4 +156,4 @@ def state_target(data: bytes) -> None:
     try:
         MetadataSnapshot.FromString(content)
     except DecodeError:
-        raise AssertionError("accepted, and no snapshot") from None
+        raise AssertionError("the content was accepted, but is no metadata snapshot") from None

@@ -129,7 +129,7 @@ class Node:
     @property
     def kafka_address(self) -> tuple[str, int]:
         """Where it listens for Kafka clients."""
-        assert self._server is not None, "the node runs"
+        assert self._server is not None, "the address of the node is asked for, but the node is not running"
         host, port = self._server.kafka.rsplit(":", 1)
         return host, int(port)
 

@@ -22,7 +22,9 @@ def test_a_planted_bug_is_caught(name: str) -> None:
         caught = catch(name, KNOWN.get(name))
         data = None if caught is None else caught[0]
     assert data is not None, f"{PLANTS[name].target} does not notice that {name}"
-    assert failure(TARGETS[PLANTS[name].target].check, data) is None, "it fails without the bug as well"
+    assert failure(TARGETS[PLANTS[name].target].check, data) is None, (
+        "the input that shows the planted bug also fails without it"
+    )
 
 
 def test_every_target_has_a_planted_bug() -> None:

@@ -56,7 +56,7 @@ def target(data: bytes) -> None:
     try:
         known: Any = kind.FromString(message)
     except DecodeError as error:
-        raise AssertionError(f"accepted, and the protobuf runtime says {error}") from None
+        raise AssertionError(f"the message was accepted, but the protobuf runtime refuses it: {error}") from None
     heads = parts[1:] if repeated == "partitions" else parts
     theirs = list(getattr(known, repeated))
     require(len(heads) == len(theirs), f"{len(heads)} parts, the runtime finds {len(theirs)}")

@@ -263,7 +263,7 @@ def until(what: str, holds: Callable[[], bool]) -> None:
         with contextlib.suppress(OSError, StepFailed):
             if holds():
                 return
-        assert time.monotonic() < end_s, f"no {what} after {PATIENCE_S:g} s"
+        assert time.monotonic() < end_s, f"not within {PATIENCE_S:g} s: {what}"
         time.sleep(0.5)
 
 
@@ -352,7 +352,9 @@ def test_enforced_policies_keep_strangers_out(apart: Release) -> None:
     places |= {f"controller {each}": f"{controller}:{PORTS[each]}" for each in ("nodes", "metrics")}
     try:
         cluster.kubectl("-n", namespace, "wait", "--for=condition=Ready", f"pod/{name}", "--timeout=60s")
-        assert reached(cluster, namespace, name, places) == places.keys(), "nothing is enforced yet"
+        assert reached(cluster, namespace, name, places) == places.keys(), (
+            "without network policies every port must be reachable from another pod"
+        )
         with step(apart, "policies enforced, broker-2 deleted by force", UNPLANNED_S), cluster.policies():
             until("policy that holds", lambda: not reached(cluster, namespace, name, places))
             clients = {"broker clients", "broker kafka", "broker metrics", "controller metrics"}

@@ -103,7 +103,7 @@ class Cluster:
             admin_pb2.DescribeConfigsRequest(resource=ConfigResource(type=type_, name=name))
         )
         assert not response.HasField("error"), response.error
-        assert all(entry.documentation for entry in response.entries)
+        assert all(entry.documentation for entry in response.entries), "configuration entries lack their documentation"
         return {entry.key: (entry.value, entry.source) for entry in response.entries}
 
     async def alter(

@@ -48,7 +48,9 @@ class Append:
     once: bool = False
 
     def __post_init__(self) -> None:
-        assert self.offset is None or self.returned_at is not None, "an acknowledgement came at some time"
+        assert self.offset is None or self.returned_at is not None, (
+            f"the append of {self.value} has an offset, but no time at which its acknowledgement came"
+        )
 
     def __str__(self) -> str:
         where = f"acknowledged at {self.partition}:{self.offset}" if self.offset is not None else "no answer"
@@ -103,7 +105,7 @@ class Anomaly(NamedTuple):
 
 def check(history: History) -> list[Anomaly]:
     """Return every anomaly; an empty list for a history that the promises allow."""
-    assert history.final, "without a final read nothing can be said of what is lost"
+    assert history.final, "the history has no final read, without which lost records cannot be found"
     return [
         *_differences(history.final),
         *_two_values(history),

@@ -167,7 +167,11 @@ class AppendWorkload:
         started = time.monotonic()
         waiting = {each: len(each.acknowledged_at) + records for each in self.appenders if each.retries}
         while any(len(each.acknowledged_at) < wanted for each, wanted in waiting.items()):
-            assert time.monotonic() - started < timeout_s, f"no progress within {timeout_s:g} s"
+            assert time.monotonic() - started < timeout_s, (
+                f"within {timeout_s:g} s not every writer had {records} more records acknowledged; writer, "
+                "acknowledged and wanted: "
+                f"{[(each.name, len(each.acknowledged_at), wanted) for each, wanted in waiting.items()]}"
+            )
             time.sleep(0.005)
         return time.monotonic() - started
 
@@ -177,7 +181,9 @@ class AppendWorkload:
             appender.over.set()
         for appender in self.appenders:
             appender.join(_DRAIN_S + 10)
-            assert not appender.is_alive(), f"{appender.name} does not get its answers"
+            assert not appender.is_alive(), (
+                f"{appender.name} still waits for acknowledgements {_DRAIN_S + 10:g} s after its last record"
+            )
 
     def stop_pollers(self, final: Log) -> None:
         """End the consumers, each once it has read everything.
@@ -189,7 +195,9 @@ class AppendWorkload:
         deadline_s = time.monotonic() + _READ_TIMEOUT_S
         for poller in self.pollers:
             while poller.read < wanted and poller.is_alive():
-                assert time.monotonic() < deadline_s, f"{poller.name} has read {poller.read} of {wanted} records"
+                assert time.monotonic() < deadline_s, (
+                    f"{poller.name} has read {poller.read} of {wanted} records after {_READ_TIMEOUT_S:g} s"
+                )
                 time.sleep(0.02)
             poller.over.set()
             poller.join(_READ_TIMEOUT_S)

@@ -31,12 +31,12 @@ def serve(settings: Settings) -> Iterator[str]:
     thread = threading.Thread(target=server.run, name="console", daemon=True)
     thread.start()
     try:
-        assert listens.wait(WAIT_S), "the console does not listen"
+        assert listens.wait(WAIT_S), f"the console did not listen within {WAIT_S:g} s"
         yield address[0]
     finally:
         server.should_exit = True
         thread.join(WAIT_S)
-        assert not thread.is_alive()
+        assert not thread.is_alive(), f"the console did not stop within {WAIT_S:g} s"
 
 
 class Clock:
@@ -62,7 +62,7 @@ class Silent:
         return self.wait
 
     def wait(self, *_: Any, **__: Any) -> None:
-        assert self.answers.wait(WAIT_S)
+        assert self.answers.wait(WAIT_S), fX
         self.refuse()
 
     def refuse(self, *_: Any, **__: Any) -> None:
@@ -89,7 +89,7 @@ class Client:
         """Ask for a page, again as long as it says that answers are on their way; notes are on the first one."""
         until_s, notes = time.monotonic() + WAIT_S, ""
         while "data-pending" in (reply := self.once(path, headers)).text:
-            assert time.monotonic() < until_s, f"{path} stays without some answers"
+            assert time.monotonic() < until_s, f"{path} still says after {WAIT_S:g} s that answers are on their way"
             notes += "".join(re.findall(r'<p class="note-line .*?</p>', reply.text))
             time.sleep(0.05)
         return reply._replace(text=notes + reply.text)

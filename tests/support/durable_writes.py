@@ -95,8 +95,12 @@ class DurableWrites:
             writer.over.set()
         for writer in self.writers:
             writer.join(_FLUSH_S + 10)
-            assert not writer.is_alive(), f"{writer.name} does not get its answers"
-            assert not writer.errors, f"{writer.name}: {writer.errors[:3]}"
+            assert not writer.is_alive(), (
+                f"{writer.name} still waits for acknowledgements {_FLUSH_S + 10:g} s after its last record"
+            )
+            assert not writer.errors, (
+                f"every write of {writer.name} must be acknowledged, but some failed: {writer.errors[:3]}"
+            )
 
     @property
     def acknowledged(self) -> int:
@@ -135,9 +139,11 @@ class DurableWrites:
             deadline_s = time.monotonic() + _READ_S
             while (end := consumer.end_offsets([at])[at]) < wanted and time.monotonic() < deadline_s:
                 time.sleep(_STEP_S)  # a new leader hears from the others what is committed
-            assert end == wanted, f"{at} ends at {end}, and {wanted} records were sent to it"
+            assert end == wanted, f"{at} ends at offset {end} after {_READ_S:g} s, but {wanted} records were sent to it"
             while found < wanted:
-                assert time.monotonic() < deadline_s, f"{found} of {wanted} records of {at} in rack {rack}"
+                assert time.monotonic() < deadline_s, (
+                    f"a consumer in rack {rack} has read {found} of {wanted} records of {at} after {_READ_S:g} s"
+                )
                 table = consumer.poll_arrow(0.5)
                 found += table.num_rows
                 offsets.append(table.column("offset").to_numpy())
@@ -151,7 +157,9 @@ def compare(acknowledged: Mapping[int, Sequence[int]], offsets: Any, values: Any
     Raises:
         AssertionError: they differ.
     """
-    assert np.array_equal(offsets, np.arange(len(values))), f"{where}: offsets with gaps, or again"
+    assert np.array_equal(offsets, np.arange(len(values))), (
+        f"{where}: the offsets read must count up from 0 without a gap or a repetition"
+    )
     for writer, expected in acknowledged.items():
         own = values["writer"] == writer
         numbers, sent = values["number"][own].astype(np.int64), len(expected)
@@ -159,13 +167,15 @@ def compare(acknowledged: Mapping[int, Sequence[int]], offsets: Any, values: Any
             there, times = np.unique(numbers, return_counts=True)
             lost, doubled = np.setdiff1d(np.arange(sent), there), there[times > 1]
             raise AssertionError(
-                f"{where}, writer {writer}: {len(lost)} of {sent} lost {lost[:5]}, {len(doubled)} doubled "
-                f"{doubled[:5]}, {int((np.diff(numbers) < 0).sum())} not in order"
+                f"{where}, writer {writer}: of {sent} records, {len(lost)} are lost {lost[:5]}, {len(doubled)} "
+                f"are there twice {doubled[:5]}, and {int((np.diff(numbers) < 0).sum())} are out of order"
             )
         moved = np.flatnonzero(np.array(expected) != offsets[own])
-        assert not len(moved), f"{where}, writer {writer}: {len(moved)} are not where they were acknowledged"
+        assert not len(moved), (
+            f"{where}, writer {writer}: {len(moved)} records are not at the offset that was acknowledged"
+        )
     strangers = int((~np.isin(values["writer"], list(acknowledged))).sum())
-    assert not strangers, f"{where}: {strangers} records of nobody"
+    assert not strangers, f"{where}: {strangers} records are there that no writer sent"
 
 
 def _later(times: array[float], since_s: float) -> array[float]:

@@ -45,7 +45,7 @@ class EpochLog:
     def copy(self, leader: EpochLog, count: int) -> None:
         """Append the next records of the leader, at most `count`."""
         first = self.end - leader.start
-        assert first >= 0, "aligned first"
+        assert first >= 0, "the follower begins before the leader's log, so it must start over before it copies"
         self.epochs += leader.epochs[first : first + count]
 
     def truncate(self, end: int) -> None:
@@ -76,4 +76,6 @@ def align(leader: EpochLog, follower: EpochLog) -> int:
                 follower.truncate(truncation_offset(follower.cache, follower.end, diverging))
             case OutOfRange(log_start_offset):
                 follower.start_over(log_start_offset)
-    raise AssertionError("the dialogue goes round in circles")
+    raise AssertionError(
+        f"after {MAX_QUESTIONS - 1} questions the follower still has not found where its log and the leader's part"
+    )

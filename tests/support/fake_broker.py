@@ -247,7 +247,7 @@ class FakeCluster:
         """Send the withheld answers, and answer at once from now on."""
 
         def release() -> None:
-            assert self._acks_released is not None, "acks are held"
+            assert self._acks_released is not None, "release_acks was called, but acknowledgements are not withheld"
             self._acks_released.set()
             self._acks_released = None
 

@@ -151,7 +151,7 @@ class GroupNode(group_pb2_grpc.GroupServicer):
         self, requests: AsyncIterator[group_pb2.GroupRequest], context: grpc.aio.ServicerContext[Any, Any]
     ) -> None:
         """As the members' group of the test has it; one for all groups."""
-        assert self.fakes.members is not None, "the test says who coordinates"
+        assert self.fakes.members is not None, "a group session was opened, but the test has set no members' group"
         await self.fakes.members.session(requests, context, self.node)
 
     async def FindCoordinator(
@@ -222,7 +222,10 @@ class GroupNode(group_pb2_grpc.GroupServicer):
     async def FetchOffsets(
         self, request: group_pb2.FetchOffsetsRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> group_pb2.FetchOffsetsResponse:
-        assert not request.all or (request.member_id, request.member_epoch) == ("", -1)
+        assert not request.all or (request.member_id, request.member_epoch) == ("", -1), (
+            f"a client outside the group asked for offsets as a member of it: {request.member_id!r} in epoch "
+            f"{request.member_epoch}"
+        )
         response = group_pb2.FetchOffsetsResponse()
         try:
             group = await self._begin("FetchOffsets", request.group_id)
@@ -255,7 +258,10 @@ class GroupNode(group_pb2_grpc.GroupServicer):
     async def CommitOffsets(
         self, request: group_pb2.CommitOffsetsRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> group_pb2.CommitOffsetsResponse:
-        assert (request.member_id, request.member_epoch) == ("", -1)
+        assert (request.member_id, request.member_epoch) == ("", -1), (
+            f"a client outside the group committed offsets as a member of it: {request.member_id!r} in epoch "
+            f"{request.member_epoch}"
+        )
         response = group_pb2.CommitOffsetsResponse()
         try:
             try:

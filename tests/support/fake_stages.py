@@ -242,9 +242,13 @@ class FakeStageCluster(FakeCluster):
             for index, partition in enumerate(self.topics[topic].partitions):
                 for batch in partition.batches:
                     decoded = decode_batch(batch)
-                    assert decoded.header.attributes & Attributes.TRANSACTIONAL
+                    assert decoded.header.attributes & Attributes.TRANSACTIONAL, (
+                        "a stage has a batch that is not transactional"
+                    )
                     stage = self.stages.stages[decoded.header.producer_id]
-                    assert (self.topics[topic].topic_id, index) in stage.partitions, "a record before its partition"
+                    assert (self.topics[topic].topic_id, index) in stage.partitions, (
+                        "a record was sent before its partition was added to the stage"
+                    )
                     values = decoded.columns.column("value").to_pylist()
                     found.setdefault(decoded.header.producer_id, []).extend((index, value) for value in values)
 

@@ -153,7 +153,7 @@ class GroupDriver:
             if due_ms is None or due_ms > self.now_ms:
                 return
             self._apply(self.core.on_time(self.now))
-        raise AssertionError("on_time comes to no end")
+        raise AssertionError("on_time was called 1,000 times, and still something is due")
 
     def wait(self, elapsed_ms: float) -> None:
         """Let time go by, stopping at every deadline."""
@@ -226,7 +226,7 @@ class GroupDriver:
             self.heartbeat(stream, last.member_epoch, owned, group_id)
             if stream.assignment is last:
                 return
-        raise AssertionError("the assignment changes with every heartbeat")
+        raise AssertionError("ten heartbeats in a row were answered with another assignment")
 
     def leave(self, stream: Stream, *, keep: bool = False, group_id: str = "g") -> None:
         self.decide(Leave(stream, group_id, stream.name, group_pb2.LeaveGroup(keep_assignment=keep)))
@@ -281,7 +281,9 @@ class GroupDriver:
         """Bring the marker of a producer's transaction: its id, and the epoch of the transaction."""
         call = Stream()
         decision = self.decide(EndTransactionOffsets(call, group_id, producer[0], producer[1] + 1, commit))
-        assert call.got == [group_pb2.CommitOffsetResult()]
+        assert call.got == [group_pb2.CommitOffsetResult()], (
+            f"the group answered a marker with {call.got}, not with one empty result"
+        )
         return decision
 
     def commit_in_session(

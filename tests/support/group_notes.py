@@ -81,7 +81,7 @@ def noted(events: Iterable[Event], name: str) -> Noted:
             case "left":
                 found.left = True
             case other:
-                raise AssertionError(f"no such event: {other}")
+                raise AssertionError(f"a member noted an event of the unknown kind {other!r}")
     return found
 
 

@@ -66,8 +66,10 @@ class MemberProcess:
         """Tell it to end, which it understands once it has begun to note anything."""
         until = time.monotonic() + _END_S
         while not self.notes.exists():
-            assert self.process.poll() is None, f"{self.name} ended: {self.output.read_text()[-2000:]}"
-            assert time.monotonic() < until, f"{self.name} does not begin"
+            assert self.process.poll() is None, (
+                f"{self.name} ended before it noted anything: {self.output.read_text()[-2000:]}"
+            )
+            assert time.monotonic() < until, f"{self.name} has noted nothing within {_END_S:g} s"
             time.sleep(0.01)
         self.process.terminate()
 
@@ -86,8 +88,10 @@ class MemberProcess:
             code = self.process.wait(_END_S)
         except subprocess.TimeoutExpired:
             self.process.kill()
-            raise AssertionError(f"{self.name} does not end: {self.output.read_text()[-2000:]}") from None
-        assert code == 0, f"{self.name} ended with {code}: {self.output.read_text()[-2000:]}"
+            raise AssertionError(
+                f"{self.name} did not end within {_END_S:g} s: {self.output.read_text()[-2000:]}"
+            ) from None
+        assert code == 0, f"{self.name} ended with exit code {code}: {self.output.read_text()[-2000:]}"
 
 
 class _Sender(threading.Thread):
@@ -247,7 +251,8 @@ class GroupWorkload:
                 if each.broken is not None:
                     raise each.broken
             assert time.monotonic() < started_at + timeout_s, (
-                f"stuck, by partition (committed, wanted): {behind}; {self.seen()}"
+                f"within {timeout_s:g} s not every partition was committed to its end, by partition (committed, "
+                f"wanted): {behind}; {self.seen()}"
             )
             time.sleep(0.05)
 
@@ -262,7 +267,7 @@ class GroupWorkload:
         """Send no more, wait until everything is committed, and end every member cleanly."""
         self._sender.over.set()
         self._sender.join(_END_S)
-        assert not self._sender.is_alive(), "the sender does not get its answers"
+        assert not self._sender.is_alive(), f"the sender still waits for acknowledgements after {_END_S:g} s"
         if self._sender.broken is not None:
             raise self._sender.broken
         self.ends = self.ends_now()

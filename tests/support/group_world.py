@@ -74,7 +74,9 @@ def until(done: Callable[[], object], *consumers: Consumer, within_s: float = 30
     deadline = time.monotonic() + within_s
     found: list[Record] = []
     while not done():
-        assert time.monotonic() < deadline, "it never came about"
+        assert time.monotonic() < deadline, (
+            f"after {within_s:g} s of polling the condition does not hold; {len(found)} records were read"
+        )
         for consumer in consumers:
             found += consumer.poll(0.02)
         if not consumers:

@@ -175,7 +175,9 @@ class Link:
             self.correlation += 1
             self.flights[self.correlation] = (batch, self.stream)
             self.stream.to_come.append(Message(self.correlation, epoch, self.queue.chain, batch.encoded))
-        assert len(self.queue.in_flight) <= 5
+        assert len(self.queue.in_flight) <= 5, (
+            f"{len(self.queue.in_flight)} batches are in flight, but brokers remember only five"
+        )
 
     def deliver(self) -> None:
         """The next message of the client's stream arrives."""
@@ -266,7 +268,10 @@ class Link:
                 self.answer()
             if not self.queue.busy:
                 return
-        raise AssertionError(f"{len(self.queue.waiting)} batches wait and {len(self.queue.in_flight)} are in flight")
+        raise AssertionError(
+            f"the producer does not come to rest: {len(self.queue.waiting)} batches wait and "
+            f"{len(self.queue.in_flight)} are in flight"
+        )
 
     # Brokers
 
@@ -327,7 +332,10 @@ class Link:
         leader, node = self.nodes[self.leader], self.nodes[follower]
         if node.leads >= 0:
             self._end_term(node)
-        assert node.end < self.high_watermark or leader.end >= self.high_watermark
+        assert node.end < self.high_watermark or leader.end >= self.high_watermark, (
+            f"the new leader lacks committed records: it ends at {leader.end}, and the high watermark is "
+            f"{self.high_watermark}"
+        )
         node.follow(leader)
         self.opened.add(follower)
 
@@ -377,7 +385,10 @@ class Link:
             case ChainBroken():
                 queue.on_refused(batch, resend=True, counts=False)
             case DuplicateSequence():
-                assert len(batch.order) > 1, "at most five are in flight, and so many are known again"
+                assert len(batch.order) > 1, (
+                    "a whole batch was refused as a duplicate, but with at most five in flight brokers recognise "
+                    "each of them"
+                )
                 queue.on_accepted(batch)
                 self.accumulator.complete(batch)
             case InvalidProducerEpoch():
@@ -411,16 +422,18 @@ class Link:
         log = self.log()
         numbers = [int(value) for value in log]
         twice = sorted({number for number in numbers if numbers.count(number) > 1})
-        assert not twice, f"twice in the log: {twice} of {numbers}"
-        assert numbers == sorted(numbers), f"not in order: {numbers}"
+        assert not twice, f"records are in the log twice: {twice} of {numbers}"
+        assert numbers == sorted(numbers), f"the records in the log are out of order: {numbers}"
         for batch, values in self.batches:
             row = 0
             for leaf in batch.leaves():
                 part = values[row : row + leaf.count]
                 row += leaf.count
-                assert leaf.done, f"{values} has no end"
+                assert leaf.done, f"a batch with {values} was neither acknowledged nor refused"
                 if leaf.error is None and leaf.base_offset >= 0:
                     found = log[leaf.base_offset : leaf.base_offset + leaf.count]
-                    assert found == part, f"{part} acknowledged at {leaf.base_offset}, where there is {found}"
+                    assert found == part, (
+                        f"{part} was acknowledged at offset {leaf.base_offset}, but the log has {found} there"
+                    )
                 elif leaf.error is None:
-                    assert all(value in log for value in part), f"{part} was acknowledged"
+                    assert all(value in log for value in part), f"{part} was acknowledged, but is not in the log"

@@ -59,7 +59,7 @@ class JavaProgram:
         """Let it end, and wait until all that it says is read; it must not have failed."""
         assert self._process.stdin is not None
         self._process.stdin.close()
-        assert self._process.wait(timeout_s) == 0
+        assert self._process.wait(timeout_s) == 0, f"the Java client ended with exit code {self._process.returncode}"
         self._reader.join(timeout_s)
 
     def kill(self) -> None:

@@ -91,7 +91,7 @@ class KeyedLog:
         found = decode_batch(batch)
         end = self.log.log_end_offset
         result = self.log.append(batch, header, leader_epoch=self.epoch, now_ms=self.clock.now)
-        assert result.base_offset == end
+        assert result.base_offset == end, f"the append got offset {result.base_offset}, but the log ended at {end}"
         self.written += [(end + offset, *rest) for offset, *rest in rows_of(found)]  # type: ignore[misc] # four again
         return end
 
@@ -122,11 +122,15 @@ class KeyedLog:
         while offset < self.log.log_end_offset:
             result = self.log.read(offset, 300, self.log.log_end_offset, blocking=True)
             assert result is not None
-            assert result.records, f"nothing at {offset} of {self.log}"
+            assert result.records, f"the log has no records at offset {offset}, below its end: {self.log}"
             for position, header in iter_headers(result.records):
-                assert not found or header.base_offset == found[-1].header.next_offset, "a gap"
+                assert not found or header.base_offset == found[-1].header.next_offset, (
+                    f"the batch at offset {header.base_offset} does not begin where the one before it ended"
+                )
                 found.append(decode_batch(memoryview(result.records)[position : position + header.size]))
-            assert result.next_offset > offset
+            assert result.next_offset > offset, (
+                f"a read at offset {offset} ended at {result.next_offset}, without any progress"
+            )
             offset = result.next_offset
         return found
 
@@ -138,20 +142,24 @@ class KeyedLog:
         """Nothing is there that was not written, the last value of each key is, and nothing above the bound is gone."""
         found = self.records()
         kept, written = set(found), {record[0]: record for record in self.written}
-        assert found == sorted(found), "the order changed"
-        assert all(written[record[0]] == record for record in found), "a record changed"
+        assert found == sorted(found), "the cleaner changed the order of records"
+        assert all(written[record[0]] == record for record in found), "the cleaner changed a record"
         last: dict[bytes | None, Record] = {}
         for record in self.written:
             last[record[2]] = record
         for record in last.values():
-            assert record in kept or record[3] is None or record[2] is None, f"the last of its key is gone: {record}"
+            assert record in kept or record[3] is None or record[2] is None, (
+                f"the cleaner removed the last record of its key: {record}"
+            )
         seen: dict[bytes | None, Record] = {record[2]: record for record in found}
         for key, record in last.items():
             if record not in kept and key is not None:
-                assert key not in seen, f"a deleted key is back: {seen[key]}"
+                assert key not in seen, f"the cleaner brought a deleted key back: {seen[key]}"
         if untouched_from is not None:
             expected = [record for record in self.written if record[0] >= untouched_from]
-            assert [record for record in found if record[0] >= untouched_from] == expected, "above the bound"
+            assert [record for record in found if record[0] >= untouched_from] == expected, (
+                f"the cleaner removed or changed records from offset {untouched_from} on, which it must leave alone"
+            )
         piece_start = self.log.log_start_offset
         while piece_start < self.log.log_end_offset:
             piece_start = self.log.check(piece_start, 1 << 20).next_offset

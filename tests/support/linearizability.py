@@ -48,8 +48,12 @@ class Operation:
     answer: object = NO_ANSWER
 
     def __post_init__(self) -> None:
-        assert (self.returned_at is None) == (self.answer is NO_ANSWER)
-        assert self.returned_at is None or self.returned_at >= self.invoked_at
+        assert (self.returned_at is None) == (self.answer is NO_ANSWER), (
+            f"{self} must have both an answer and the time of it, or neither"
+        )
+        assert self.returned_at is None or self.returned_at >= self.invoked_at, (
+            f"{self} was answered before it was asked"
+        )
 
     def __str__(self) -> str:
         until = "never" if self.returned_at is None else f"{self.returned_at:.4f}"

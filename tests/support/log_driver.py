@@ -177,8 +177,12 @@ class LogDriver:
         except Exception:
             self.chain.pop()
             raise
-        assert result.base_offset == self.chain[-1].base_offset
-        assert result.last_offset == self.end - 1
+        assert result.base_offset == self.chain[-1].base_offset, (
+            f"the append got offset {result.base_offset}, but the model expects {self.chain[-1].base_offset}"
+        )
+        assert result.last_offset == self.end - 1, (
+            f"the append ended at offset {result.last_offset}, but the model expects {self.end - 1}"
+        )
 
     def producers(self, base: int | None = None) -> ProducerStates:
         """Return what is to be remembered of producers, by the batches from `base` on."""
@@ -201,7 +205,7 @@ class LogDriver:
     def flush(self) -> None:
         """Flush; everything appended so far has been acknowledged."""
         end = self.end
-        assert self.log.flush() == end
+        assert self.log.flush() == end, f"the flush must reach the log end, {end}"
         self.durable_end = end
         self.log.high_watermark = end
 
@@ -215,7 +219,9 @@ class LogDriver:
     def delete_records(self, offset: int) -> None:
         """Raise the log start."""
         self.start = max(self.start, offset)
-        assert self.log.delete_records(offset) == self.start
+        assert self.log.delete_records(offset) == self.start, (
+            f"delete_records({offset}) must return the new log start, {self.start}"
+        )
 
     def truncate(self, offset: int) -> None:
         """Truncate as a follower does."""
@@ -265,17 +271,29 @@ class LogDriver:
             self.durable_start = min(self.start, log.log_start_offset)
             self.starting_over = False
             self.other_chain = self.chain
-        assert self.durable_start <= log.log_start_offset <= max(self.start, self.durable_start), "log start"
-        assert log.log_end_offset >= self.durable_end, "acknowledged records are gone"
-        assert log.flushed_end_offset == log.log_end_offset
+        assert self.durable_start <= log.log_start_offset <= max(self.start, self.durable_start), (
+            f"after recovery the log starts at {log.log_start_offset}, but must start from {self.durable_start} to "
+            f"{max(self.start, self.durable_start)}"
+        )
+        assert log.log_end_offset >= self.durable_end, (
+            f"after recovery the log ends at {log.log_end_offset}, but records up to {self.durable_end} were "
+            "acknowledged as durable"
+        )
+        assert log.flushed_end_offset == log.log_end_offset, (
+            f"after recovery the log ends at {log.log_end_offset}, but only {log.flushed_end_offset} is durable"
+        )
         if dice is None:
-            assert log.log_end_offset >= self.end or self.other_chain is not None, "kill -9 loses nothing"
+            assert log.log_end_offset >= self.end or self.other_chain is not None, (
+                f"after kill -9 the log ends at {log.log_end_offset}, but no record before {self.end} may be lost"
+            )
         for chain in filter(None, (self.chain, self.other_chain)):
             if self._matches(chain):
                 self.chain = [batch for batch in chain if batch.next_offset <= log.log_end_offset]
                 break
         else:
-            assert log.log_start_offset == log.log_end_offset, "the log is no prefix of what was written"
+            assert log.log_start_offset == log.log_end_offset, (
+                f"the log from {log.log_start_offset} to {log.log_end_offset} is no prefix of what was written"
+            )
             self.chain = [batch for batch in self.chain if batch.next_offset <= log.log_end_offset]
         self.other_chain = None
         self.start = self.durable_start = log.log_start_offset
@@ -290,11 +308,15 @@ class LogDriver:
         while offset < self.log.log_end_offset:
             result = self.log.read(offset, 300, self.log.log_end_offset, blocking=True)
             assert result is not None
-            assert result.records, f"nothing at {offset} of {self.log}"
+            assert result.records, f"the log has no records at offset {offset}, below its end: {self.log}"
             for position, header in iter_headers(result.records):
-                assert not found or header.base_offset == found[-1][0] + _span(found[-1][1]), "a gap"
+                assert not found or header.base_offset == found[-1][0] + _span(found[-1][1]), (
+                    f"the batch at offset {header.base_offset} does not begin where the one before it ended"
+                )
                 found.append((header.base_offset, result.records[position : position + header.size]))
-            assert result.next_offset > offset
+            assert result.next_offset > offset, (
+                f"a read at offset {offset} ended at {result.next_offset}, without any progress"
+            )
             offset = result.next_offset
         return found
 
@@ -315,30 +337,45 @@ class LogDriver:
     def check(self) -> None:
         """The log has exactly the model's content, byte for byte."""
         log = self.log
-        assert log.log_end_offset == self.end
-        assert log.log_start_offset == self.start
-        assert self.stored_batches() == self._expected(self.chain)
-        assert log.size_bytes == sum(segment.size for segment in log.segments)
+        assert log.log_end_offset == self.end, f"the log ends at {log.log_end_offset}, but the model's at {self.end}"
+        assert log.log_start_offset == self.start, (
+            f"the log starts at {log.log_start_offset}, but the model's at {self.start}"
+        )
+        assert self.stored_batches() == self._expected(self.chain), "the log's batches differ from the model's"
+        assert log.size_bytes == sum(segment.size for segment in log.segments), (
+            f"the log reports {log.size_bytes} bytes, but its segments have "
+            f"{sum(segment.size for segment in log.segments)}"
+        )
         epochs = dict(log.leader_epochs.entries)
         seen: dict[int, int] = {}
         for base_offset, data in self._expected(self.chain):
             seen.setdefault(int.from_bytes(data[12:16], "little", signed=True), max(base_offset, self.start))
-        assert {epoch: start for epoch, start in epochs.items() if start < self.end} == seen
+        assert {epoch: start for epoch, start in epochs.items() if start < self.end} == seen, (
+            f"the leader epochs of the log are {epochs}, but those of its batches {seen}"
+        )
         self._check_producers()
 
     def _check_producers(self) -> None:
         """All batches of the chain are remembered that may be; where committed ones were cut, those in the files."""
         actual, wanted = (_remembered(states) for states in (self.log.producers, self.producers()))
         if not self.cut_committed:
-            assert list(actual.items()) == list(wanted.items())
+            assert list(actual.items()) == list(wanted.items()), (
+                f"the log remembers other producers than the model: {actual} instead of {wanted}"
+            )
             return
-        assert actual.keys() <= wanted.keys()
+        assert actual.keys() <= wanted.keys(), (
+            f"the log remembers producers that the model does not know: {sorted(actual.keys() - wanted.keys())}"
+        )
         for producer_id, (epoch, batches) in wanted.items():
             in_files = [batch for batch in batches if batch.base_offset >= self.log.segments[0].base_offset]
             known = actual.get(producer_id, (epoch, ()))
-            assert known[0] == epoch
-            assert len(known[1]) >= len(in_files)
-            assert known[1] == batches[len(batches) - len(known[1]) :]
+            assert known[0] == epoch, f"producer {producer_id} has epoch {known[0]}, but the model has {epoch}"
+            assert len(known[1]) >= len(in_files), (
+                f"producer {producer_id}: {len(known[1])} batches are remembered, but {len(in_files)} are in the files"
+            )
+            assert known[1] == batches[len(batches) - len(known[1]) :], (
+                f"producer {producer_id}: other batches are remembered than its last ones"
+            )
 
 
 def _remembered(producers: ProducerStates) -> dict[int, tuple[int, tuple[RememberedBatch, ...]]]:

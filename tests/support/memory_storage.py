@@ -31,7 +31,7 @@ def moments(storage: MemoryStorage, script: Callable[[], object], stopped: Calla
     One run serves all moments, where `crash_at` takes a run for each.
     """
     found: list[_T] = []
-    assert storage.on_step is None
+    assert storage.on_step is None, "the storage is watched by another observer already"
     storage.on_step = lambda op, path: None if op == "read" else found.append(stopped())
     script()
     storage.on_step = None
@@ -157,7 +157,9 @@ class MemoryFile:
         self._boot = storage.boots
 
     def _step(self, op: str) -> None:
-        assert self._boot == self._storage.boots, "a file from before the crash"
+        assert self._boot == self._storage.boots, (
+            f"{self._path}: a file that was opened before the crash is used after it"
+        )
         self._storage.step(op, self._path)
 
     def size(self) -> int:
@@ -386,7 +388,7 @@ class MemoryStorage:
         self.step("rename", source)
         parent, old = self._parent(source)
         other, new = self._parent(target)
-        assert parent is other, "the log never moves a name to another directory"
+        assert parent is other, f"{source} to {target}: the log never moves a file to another directory"
         if old not in parent.entries:
             raise FileNotFoundError(errno.ENOENT, "No such file or directory", source)
         parent.change({old: None, new: parent.entries[old]})

@@ -284,7 +284,7 @@ def accept(
 def refusal(image: MetadataImage, command: MetadataCommand) -> RaftlogError:
     """Return the error of a command that must be refused, after checking that it has no records."""
     decision = decide(image, command)
-    assert decision.records == ()
+    assert decision.records == (), f"a refused command must write no records, but wrote {decision.records}"
     assert isinstance(decision.outcome, RaftlogError)
     return decision.outcome
 

@@ -234,5 +234,9 @@ def check_barriers(barriers: Iterable[Barrier]) -> None:
             epoch = max(epoch, by_end[ended].controller_epoch)
             offset = max(offset, by_end[ended].metadata_offset)
             ended += 1
-        assert barrier.controller_epoch >= epoch, f"{barrier} after epoch {epoch} was seen"
-        assert barrier.metadata_offset >= offset, f"{barrier} after offset {offset} was seen"
+        assert barrier.controller_epoch >= epoch, (
+            f"{barrier} has an older controller epoch than {epoch}, which a barrier before it had returned"
+        )
+        assert barrier.metadata_offset >= offset, (
+            f"{barrier} has an older metadata offset than {offset}, which a barrier before it had returned"
+        )

@@ -56,4 +56,4 @@ def refusal(kind: type[E], words: str, attempt: Callable[[float], object], *limi
         if isinstance(caught.value, kind) and re.search(words, str(caught.value)):
             return caught.value
         said.append(f"{limit_s:g} s: {type(caught.value).__name__}: {caught.value}")
-    raise AssertionError(f"no {kind.__name__} with {words!r}: {said}")
+    raise AssertionError(f"no attempt failed with {kind.__name__} and the words {words!r}: {said}")

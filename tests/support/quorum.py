@@ -151,7 +151,9 @@ class QuorumCluster:
             server = aio.server(options=SERVER_OPTIONS)
             metadata.add_to_server(server)
             metadata_pb2_grpc.add_MetadataServicer_to_server(MetadataService(metadata, to_nodes=True), server)
-            assert server.add_insecure_port(listen.address) == listen.port
+            assert server.add_insecure_port(listen.address) == listen.port, (
+                f"the server could not listen at {listen.address}"
+            )
             await server.start()
         await metadata.start()
         return Controller(metadata, server)

@@ -228,7 +228,7 @@ class RaftCluster:
                     host.step()
             if not busy:
                 return
-        raise AssertionError("the cluster does not come to rest")
+        raise AssertionError("the cluster still has messages to deliver or steps to take after the limit of rounds")
 
     def run(self, seconds: float, until: Callable[[], bool] | None = None) -> bool:
         """Let time pass from one deadline to the next; returns whether `until` came true."""
@@ -270,7 +270,7 @@ class RaftCluster:
             if self.leader() != node_id:
                 self.now += 0.2
                 self.settle()
-        raise AssertionError(f"node {node_id} was not elected")
+        raise AssertionError(f"node {node_id} was not elected within the limit of rounds")
 
     def propose(self, node_id: int, *commands: bytes) -> list[ProposalOutcome]:
         """Propose at a node and let it cycle once; outcomes are appended to the list as they come."""

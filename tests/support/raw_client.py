@@ -82,7 +82,9 @@ class RawClient:
         await self._call.write(request)
         response = await asyncio.wait_for(self._call.read(), TIMEOUT_S)
         assert isinstance(response, log_pb2.ProduceResponse), await self._call.details()
-        assert response.correlation_id == self._sent
+        assert response.correlation_id == self._sent, (
+            f"the answer with correlation id {response.correlation_id} is not to the last request, {self._sent}"
+        )
         result: log_pb2.ProduceResult = response.results[0]
         return result
 

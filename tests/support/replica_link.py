@@ -56,7 +56,7 @@ class ReplicaLink:
             else:
                 self.follower.start_over(opening.log_start_offset, epoch, done.append)
             await settle()
-            assert done == [None]
+            assert done == [None], f"the follower's first fetch was answered with {done}"
             self.truncations.append(self.follower.fetch_state().log_end_offset)
         self._marks()
 

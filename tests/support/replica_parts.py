@@ -455,7 +455,7 @@ class Stream:
                 busy = True
             if not busy:
                 return
-        raise AssertionError("the sessions never come to rest")
+        raise AssertionError("the sessions still have messages to send after the limit of rounds")
 
     def advance(self, ms: float) -> None:
         """Let time pass, with everything that falls due in it."""
@@ -465,7 +465,9 @@ class Stream:
             next_ms = _sooner(self._leader_due_ms, self._follower_due_ms)
             if next_ms is None or next_ms >= end_ms:
                 break
-            assert next_ms > self.now_ms, "a deadline that has passed is served"
+            assert next_ms > self.now_ms, (
+                f"a deadline at {next_ms:g} ms has passed, but is still due at {self.now_ms:g} ms"
+            )
             self.now_ms = next_ms
         self.now_ms = end_ms
         self.run()

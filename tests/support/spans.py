@@ -83,7 +83,10 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
         """Return the spans once there are enough."""
         deadline_s = time.monotonic() + timeout_s
         while not enough(spans := list(self.spans)):
-            assert time.monotonic() < deadline_s, f"not all spans have come: {sorted((s.node, s.name) for s in spans)}"
+            assert time.monotonic() < deadline_s, (
+                f"not all spans have come within {timeout_s:g} s; those that have: "
+                f"{sorted((s.node, s.name) for s in spans)}"
+            )
             time.sleep(0.02)
         return spans
 

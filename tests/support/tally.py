@@ -92,7 +92,7 @@ class Tally:
 
     def decide(self, command: Command, now: Now) -> Decision:
         """Count, or ask."""
-        assert self.is_loaded
+        assert self.is_loaded, "a tally decides before it is loaded"
         match command:
             case Break():
                 raise ZeroDivisionError("a bug")

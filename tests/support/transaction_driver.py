@@ -160,7 +160,7 @@ class TransactionDriver:
             else:
                 assert isinstance(effect.to, Call)
                 assert not isinstance(effect.message, Notice | Reply)
-                assert not effect.to.got, "a call has one answer"
+                assert not effect.to.got, f"a call was answered twice: first {effect.to.got}, then {effect.message}"
                 effect.to.got.append(effect.message)
         return decision
 
@@ -270,7 +270,7 @@ class TransactionDriver:
         answer = call.answer(transaction_pb2.InitStageResponse)
         if answer.HasField("error"):
             raise from_wire(answer.error)
-        assert answer.producer_epoch == 0
+        assert answer.producer_epoch == 0, f"a new stage must have producer epoch 0, but has {answer.producer_epoch}"
         return answer.producer_id
 
     def add_to_stage(self, producer_id: int, *numbers: int, sink_id: str = "s") -> None:

@@ -118,7 +118,9 @@ class TransactionHistory:
             }
         batch = timed_batch([self.sent + n for n in range(records)], 60, self.sent, **numbers)
         header = validate_produced(batch)
-        assert self.log.check_producer(header, self.now_ms) is None
+        assert self.log.check_producer(header, self.now_ms) is None, (
+            "the log refuses a batch that continues its producer's sequence"
+        )
         result = self.log.append(batch, header, leader_epoch=self.epoch, now_ms=self.now_ms)
         self.chain.append(
             Entry(result.base_offset, result.last_offset + 1, producer_id, numbers.get("producer_epoch", -1))
@@ -136,13 +138,20 @@ class TransactionHistory:
         for marker, fate in zip(markers, self.log.check_markers(markers, self.now_ms), strict=True):
             known = self.log.producers.get(marker.producer_id)
             if known is None or marker.producer_epoch > known.epoch:
-                assert fate is MarkerFate.APPENDED
+                assert fate is MarkerFate.APPENDED, (
+                    f"a marker with a new epoch must be appended, but the log says {fate}"
+                )
                 fresh.append(marker)
             elif marker.producer_epoch == known.epoch:
                 if known.decision in (None, marker.commit):
-                    assert fate is MarkerFate.REPEATED
+                    assert fate is MarkerFate.REPEATED, (
+                        f"a marker that is already in the log must be taken for a repetition, but the log says {fate}"
+                    )
                 else:
-                    assert isinstance(fate, InvalidTxnState), "what has ended one way does not end another way"
+                    assert isinstance(fate, InvalidTxnState), (
+                        "a marker that contradicts the one in the log must be refused with InvalidTxnState, but the "
+                        f"log says {fate}"
+                    )
             else:
                 assert isinstance(fate, InvalidProducerEpoch)
         if fresh:
@@ -189,7 +198,9 @@ class TransactionHistory:
         self.leader = 1 - self.leader
         self.epoch += 1
         end = self.log.log_end_offset
-        assert end >= self.high_watermark
+        assert end >= self.high_watermark, (
+            f"the new leader's log ends at {end}, before the high watermark {self.high_watermark}"
+        )
         self.chain = [entry for entry in self.chain if entry.base_offset < end]
         former = self.replicas[1 - self.leader].log
         if former.log_end_offset > end:
@@ -207,7 +218,9 @@ class TransactionHistory:
             replica.storage.crash(None if how == 1 else Random(how))
             replica.open()
         log = replica.log
-        assert log.log_end_offset >= self.high_watermark
+        assert log.log_end_offset >= self.high_watermark, (
+            f"a restart has cut the log to {log.log_end_offset}, below the high watermark {self.high_watermark}"
+        )
         log.high_watermark = self.high_watermark
         if which == self.leader and log.log_end_offset < (self.chain[-1].next_offset if self.chain else 0):
             self.fail_over()
@@ -246,7 +259,9 @@ class TransactionHistory:
         for log in self.logs:
             self.check_log(log)
         stable = self.log.last_stable_offset
-        assert stable >= self.last_stable_offset, "the last stable offset went back within a term"
+        assert stable >= self.last_stable_offset, (
+            f"the last stable offset went back within a term, from {self.last_stable_offset} to {stable}"
+        )
         self.last_stable_offset = stable
 
     def check_log(self, log: PartitionLog) -> None:
@@ -258,9 +273,14 @@ class TransactionHistory:
             for each in transactions
             if each.last_offset is None or each.last_offset >= self.high_watermark
         ]
-        assert log.first_unstable_offset == min(unstable, default=None)
+        assert log.first_unstable_offset == min(unstable, default=None), (
+            f"the first unstable offset is {log.first_unstable_offset}, but the first undecided transactions begin at "
+            f"{unstable}"
+        )
         expected = min(self.high_watermark, *unstable) if unstable else self.high_watermark
-        assert log.last_stable_offset == max(expected, log.log_start_offset)
+        assert log.last_stable_offset == max(expected, log.log_start_offset), (
+            f"the last stable offset is {log.last_stable_offset}, but must be {max(expected, log.log_start_offset)}"
+        )
         for producer_id in {entry.producer_id for entry in chain} - {-1}:
             self._check_producer(log, producer_id, chain, transactions)
         self._check_readers(log, chain, transactions)
@@ -271,11 +291,19 @@ class TransactionHistory:
         state = log.producers.get(producer_id)
         assert state is not None
         own = [entry for entry in chain if entry.producer_id == producer_id]
-        assert state.epoch == own[-1].epoch
+        assert state.epoch == own[-1].epoch, (
+            f"producer {producer_id} has epoch {state.epoch}, but its last batch has {own[-1].epoch}"
+        )
         last = [each for each in transactions if each.producer_id == producer_id][-1:]
         open_from = last[0].first_offset if last and last[0].last_offset is None else -1
-        assert state.first_offset == open_from
-        assert bool(state.batches) == (own[-1].commit is None)
+        assert state.first_offset == open_from, (
+            f"the open transaction of producer {producer_id} begins at {state.first_offset}, but in the log at "
+            f"{open_from}"
+        )
+        assert bool(state.batches) == (own[-1].commit is None), (
+            f"producer {producer_id} must have remembered batches unless its last batch is a marker, but has "
+            f"{state.batches}"
+        )
 
     def _check_readers(self, log: PartitionLog, chain: list[Entry], transactions: list[Transaction]) -> None:
         start, end = log.log_start_offset, log.last_stable_offset
@@ -288,7 +316,10 @@ class TransactionHistory:
             if first <= last <= end:
                 found = log.aborted_transactions(first, last)
                 wanted = [each for each in aborted if each[2] >= first and each[1] < last]
-                assert sorted(each[:3] for each in found) == sorted(wanted), (first, last)
+                assert sorted(each[:3] for each in found) == sorted(wanted), (
+                    f"a read from {first} to {last} must list the aborted transactions {sorted(wanted)}, but lists "
+                    f"{found}"
+                )
         decided = {each.first_offset: each.commit for each in transactions}
         wanted_offsets = []
         current: dict[int, int] = {}
@@ -298,7 +329,9 @@ class TransactionHistory:
             elif entry.producer_id < 0 or decided[current.setdefault(entry.producer_id, entry.base_offset)]:
                 wanted_offsets.append(entry.base_offset)
         visible = self._visible(log, start, end)
-        assert visible == [offset for offset in wanted_offsets if visible_from(chain, start) <= offset < end]
+        assert visible == [offset for offset in wanted_offsets if visible_from(chain, start) <= offset < end], (
+            f"readers of committed records see the offsets {visible}, which are not those of committed transactions"
+        )
 
     @staticmethod
     def _visible(log: PartitionLog, start: int, end: int) -> list[int]:

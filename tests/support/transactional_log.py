@@ -53,7 +53,9 @@ class TransactionalKeyedLog(KeyedLog):
         epoch, sequence = self.epochs.setdefault(producer_id, 0), self.sequences.get(producer_id, 0)
         batch = transactional_batch(rows, self.clock.now, (producer_id, epoch, sequence))
         header = validate_produced(batch)
-        assert self.log.check_producer(header, self.clock.now) is None
+        assert self.log.check_producer(header, self.clock.now) is None, (
+            "the log refuses a batch that continues its producer's sequence"
+        )
         result = self.log.append(batch, header, leader_epoch=self.epoch, now_ms=self.clock.now)
         self.sequences[producer_id] = sequence + len(rows)
         records = self.pending.setdefault(producer_id, [])
@@ -119,7 +121,9 @@ class TransactionalKeyedLog(KeyedLog):
         while position < end:
             result = self.log.read(position, 300, end, blocking=True)
             assert result is not None
-            assert result.next_offset > position
+            assert result.next_offset > position, (
+                f"a read at offset {position} ended at {result.next_offset}, without any progress"
+            )
             ranges = AbortedRanges(self.log.aborted_transactions(position, result.next_offset))
             for rows in wanted_rows(part, result.records, position, check_crcs=True, aborted=ranges):
                 if isinstance(rows, Rows):
@@ -152,24 +156,36 @@ class TransactionalKeyedLog(KeyedLog):
         """
         end, found = self.last_stable_offset, self.visible()
         committed = [record for record in self.written if record[0] < end]
-        assert found == sorted(found), "the order changed"
-        assert set(found) <= set(committed), "a record that is not committed"
+        assert found == sorted(found), "the cleaner changed the order of records"
+        assert set(found) <= set(committed), "readers get a record that is not committed"
         last = {record[2]: record for record in committed}
         missing = [record for record in last.values() if record not in found and record[3] is not None]
-        assert not missing, f"the last of its key is gone: {missing}"
+        assert not missing, f"the cleaner removed the last records of keys: {missing}"
         clean_below = end if half_cleaned else self.log.cleaned.first_dirty_offset
         untouched = [record for record in committed if record[0] >= clean_below]
-        assert [record for record in found if record[0] >= clean_below] == untouched
+        assert [record for record in found if record[0] >= clean_below] == untouched, (
+            f"the cleaner changed records from offset {clean_below} on, which it has not cleaned"
+        )
 
     def check_rebuilt(self) -> None:
         """After any compaction the log alone tells what is open, and refuses fenced producers."""
         rebuilt, live = self.rebuilt(), self.log.producers
-        assert dict(rebuilt.transactions.items()).keys() == dict(live.transactions.items()).keys()
+        assert dict(rebuilt.transactions.items()).keys() == dict(live.transactions.items()).keys(), (
+            "a rebuilt producer state has other open transactions than the live one"
+        )
         for producer_id, transaction in live.transactions.items():
             again = rebuilt.transactions.get(producer_id)
             assert again is not None
-            assert (again.epoch, again.first_offset) == (transaction.epoch, transaction.first_offset)
+            assert (again.epoch, again.first_offset) == (transaction.epoch, transaction.first_offset), (
+                f"a rebuilt producer state has another transaction of producer {producer_id}: {again} instead of "
+                f"{transaction}"
+            )
         for producer_id, state in live.items():
             known = rebuilt.get(producer_id)
-            assert known is not None, f"nothing is known any more of producer id {producer_id}"
-            assert known.epoch == state.epoch, f"producer id {producer_id} of epoch {state.epoch} is not fenced"
+            assert known is not None, (
+                f"a rebuilt producer state does not know producer {producer_id}, which the live one does"
+            )
+            assert known.epoch == state.epoch, (
+                f"a rebuilt producer state has epoch {known.epoch} of producer {producer_id}, but the live one "
+                f"{state.epoch}"
+            )

@@ -27,7 +27,9 @@ def transaction_cluster() -> Iterator[TransactionCluster]:
     with TransactionCluster(nodes=2) as cluster:
         cluster.create_topic("t", 3)
         yield cluster
-        assert cluster.transactions.violations == []
+        assert cluster.transactions.violations == [], (
+            f"the transactions broke their promises: {cluster.transactions.violations}"
+        )
 
 
 def make(cluster: FakeCluster, transactional_id: str = "x", **options: Any) -> Producer:

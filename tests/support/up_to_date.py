@@ -31,7 +31,9 @@ def heard_everywhere(cluster: Cluster) -> None:
         with grpc.insecure_channel(address) as channel:
             stub: Any = metadata_pb2_grpc.MetadataStub(channel)  # type: ignore[no-untyped-call,unused-ignore] # generated
             while (error := _refusal(stub, request)) is not None:
-                assert time.monotonic() < deadline_s, f"{address} has not heard of metadata offset {offset}: {error}"
+                assert time.monotonic() < deadline_s, (
+                    f"{address} has not reached metadata offset {offset} within {_WAIT_S:g} s: {error}"
+                )
                 time.sleep(0.05)
 
 

@@ -51,7 +51,9 @@ class Operation:
 
     def __post_init__(self) -> None:
         assert self.end_s is None or self.end_s >= self.begin_s, f"{self} ends before it begins"
-        assert self.end_s is not None or self.outcome != "ok", f"{self} is answered at no time"
+        assert self.end_s is not None or self.outcome != "ok", (
+            f"{self} has succeeded, but has no time at which its answer came"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -213,11 +213,13 @@ class PoweredDisk:
             elif change.kind in CONTENT_KINDS:
                 sizes[change.node] = change.new_size
         said = dict(tree.reachable())
-        assert said == now.names, f"names that the layer has not seen: journal {said}, directory {now.names}"
+        assert said == now.names, (
+            f"the recording layer missed changes of names: its journal has {said}, the directory {now.names}"
+        )
         wrong = {
             now.paths[node]: (size, sizes.get(node)) for node, size in now.sizes.items() if sizes.get(node) != size
         }
-        assert not wrong, f"writes that the layer has not seen, by path with the size found and the one noted: {wrong}"
+        assert not wrong, f"the recording layer missed writes, by path (size found, size recorded): {wrong}"
 
 
 def _settle(change: Change, now: Tree) -> Change | None:

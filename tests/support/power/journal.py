@@ -85,7 +85,7 @@ def make_journal(path: Path) -> None:
 def read_journal(path: Path) -> list[Change]:
     """Return the changes that did not fail."""
     data = path.read_bytes()
-    assert data[:8] == _MAGIC, f"{path} is no journal"
+    assert data[:8] == _MAGIC, f"{path} does not begin as a journal does"
     end = int.from_bytes(data[8:16], "little")
     return [change for change in _changes(data, end) if change.result >= 0 or change.under_way]
 
@@ -152,7 +152,9 @@ class Tree:
                     del names[change.name]
                 self.names.setdefault(change.target_directory, {})[change.target_name] = change.node
             case _:
-                raise AssertionError(f"{change.kind.name} changes no name")
+                raise AssertionError(
+                    f"a journal entry of the kind {change.kind.name} has no place among changes of names"
+                )
 
     def reachable(self) -> Iterator[tuple[Node, dict[str, Node]]]:
         """Give every directory that a path leads to, from the root on, with its names."""

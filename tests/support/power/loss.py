@@ -79,7 +79,7 @@ def choose_names(changes: Sequence[Change], durable: Durable, chance: Random) ->
 
 def choose_content(content: bytes, changes: Sequence[Change], chance: Random) -> tuple[Fate, bytes]:
     """Return what is left of a file: `content` as it was seen last, `changes` those that are not durable."""
-    assert changes, "there is nothing to lose"
+    assert changes, "the file has no writes that a power cut could lose"
     newer = len(changes) if chance.random() < 0.5 else chance.randint(0, len(changes))
     barrier = next((at for at in range(newer, 0, -1) if _cuts(changes[at - 1])), 0)
     older = barrier if chance.random() < 0.5 else chance.randint(barrier, newer)
@@ -112,8 +112,12 @@ def _undo(content: bytearray, changes: Sequence[Change]) -> None:
 
 def _mix(fate: Fate, before: bytes, after: bytes, first: int, chance: Random) -> bytes:
     """Return a file of which some sectors are as after, the others as before; nothing below `first` differs."""
-    assert len(after) >= len(before), "a truncation is a barrier"
-    assert before[:first] == after[:first], "what was written lies behind the first write"
+    assert len(after) >= len(before), (
+        f"a power cut must not make up a truncation: {len(before)} bytes before, {len(after)} after"
+    )
+    assert before[:first] == after[:first], (
+        f"bytes differ before offset {first}, below the first write that may be lost"
+    )
     padded = before + bytes(len(after) - len(before))
     sectors = range(first // SECTOR_BYTES, -(-len(after) // SECTOR_BYTES))
     match fate:

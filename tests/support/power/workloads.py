@@ -50,7 +50,7 @@ class Client(threading.Thread):
         """End, once what is under way has been answered."""
         self.over.set()
         self.join(_JOIN_S)
-        assert not self.is_alive(), f"{self.name} does not end"
+        assert not self.is_alive(), f"{self.name} did not end within {_JOIN_S:g} s"
         if self._broken is not None:
             raise self._broken
 
@@ -109,11 +109,11 @@ class Topics(Client):
                         there = set(admin.list_topics(timeout=_CALL_S))
                     break
                 except RaftlogError:
-                    assert time.monotonic() < deadline_s, "nobody says which topics there are"
+                    assert time.monotonic() < deadline_s, "no broker has listed the topics within the time allowed"
                     time.sleep(0.1)
             lost, back = set(self._made) - there, set(self._deleted) & there
-        assert not lost, f"topics that were made and are not there: {sorted(lost)}"
-        assert not back, f"topics that were deleted and are there: {sorted(back)}"
+        assert not lost, f"topics are gone whose creation was acknowledged: {sorted(lost)}"
+        assert not back, f"topics are back whose deletion was acknowledged: {sorted(back)}"
 
 
 class Transactions(Client):
@@ -160,15 +160,15 @@ class Transactions(Client):
             successor.abort_transaction()
         found = self._read()
         for partition, values in found.items():
-            assert len(values) == len(set(values)), f"a transaction is there twice in partition {partition}"
+            assert len(values) == len(set(values)), f"partition {partition} has records of a transaction twice"
         sets = [
             {value for value in values if value.startswith(b"%s-" % self._id.encode())} for values in found.values()
         ]
         torn = set[bytes]().union(*sets) - sets[0].intersection(*sets)
-        assert not torn, f"transactions that are there in part: {sorted(torn)[:5]}"
+        assert not torn, f"only some partitions have the records of these transactions: {sorted(torn)[:5]}"
         lost, back = self._committed - sets[0], self._aborted & sets[0]
-        assert not lost, f"{len(lost)} committed transactions are not there: {sorted(lost)[:5]}"
-        assert not back, f"{len(back)} transactions are there that were not committed: {sorted(back)[:5]}"
+        assert not lost, f"{len(lost)} transactions are gone whose commit was acknowledged: {sorted(lost)[:5]}"
+        assert not back, f"{len(back)} transactions are readable that were aborted: {sorted(back)[:5]}"
 
     def _read(self) -> dict[int, list[bytes]]:
         partitions = [TopicPartition(self.TOPIC, number) for number in range(self.PARTITIONS)]
@@ -180,7 +180,10 @@ class Transactions(Client):
             ends = {each: position.offset for each, position in latest.items() if position is not None}
             deadline_s = time.monotonic() + _READ_S
             while any(consumer.position(each) < end for each, end in ends.items()):
-                assert time.monotonic() < deadline_s, f"committed records end below {ends}: a transaction is open"
+                assert time.monotonic() < deadline_s, (
+                    f"after {_READ_S:g} s a reader of committed records has not reached {ends}: a transaction is "
+                    "still open"
+                )
                 for record in consumer.poll(0.2):
                     assert record.value is not None
                     found[record.partition].append(record.value)
@@ -219,7 +222,11 @@ class Commits(Client):
                         found = admin.group_offsets(self._group, timeout=_CALL_S)
                     break
                 except RaftlogError:
-                    assert time.monotonic() < deadline_s, "nobody says what is committed"
+                    assert time.monotonic() < deadline_s, (
+                        f"no broker has answered what is committed within {_READ_S:g} s"
+                    )
                     time.sleep(0.1)
             offset = found[self._at].offset if self._at in found else 0
-            assert self.done <= offset <= self._asked, f"committed {self.done} to {self._asked}, and it says {offset}"
+            assert self.done <= offset <= self._asked, (
+                f"the committed offset must be from {self.done} to {self._asked}, but is {offset}"
+            )

@@ -300,7 +300,7 @@ int main(int count, char **arguments) {
     assert code == 0
     assert {disk.outcome(Random(seed)).read()["a"] for seed in SEEDS} == {b"kept", b"keptlost", b"kept\0\0\0\0"}
     code, disk = end("stdio")
-    with pytest.raises(AssertionError, match="writes that the layer has not seen"):
+    with pytest.raises(AssertionError, match="the recording layer missed writes"):
         disk.cut(Random(0))
     code, _ = end("map")
     assert code == -6, "a mapping that nobody watches is refused"
