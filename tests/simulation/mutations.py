@@ -75,7 +75,7 @@ MUTATIONS: dict[str, Mutation] = {
         story="test_a_stale_acknowledgement_counts_for_nothing_after_a_re_election",
     ),
     "append rewrite off": Mutation(
-        "entries go to PySyncObj as they came: it cuts entries that match, and a follower confirms what it never compared",
+        "entries go to PySyncObj as they came: it cuts matching entries, and followers confirm what was never compared",
         (
             _in(
                 "raft.node:Receiver._append_entries",

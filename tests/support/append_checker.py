@@ -49,7 +49,7 @@ class Append:
 
     def __post_init__(self) -> None:
         assert self.offset is None or self.returned_at is not None, (
-            f"the append of {self.value} has an offset, but no time at which its acknowledgement came"
+            f"the append of {self.value!r} has an offset, but no time at which its acknowledgement came"
         )
 
     def __str__(self) -> str:

@@ -62,7 +62,7 @@ class Silent:
         return self.wait
 
     def wait(self, *_: Any, **__: Any) -> None:
-        assert self.answers.wait(WAIT_S), fX
+        assert self.answers.wait(WAIT_S), f"the test did not let the brokers answer within {WAIT_S:g} s"
         self.refuse()
 
     def refuse(self, *_: Any, **__: Any) -> None:

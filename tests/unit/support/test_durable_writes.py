@@ -30,7 +30,10 @@ def test_everything_where_it_was_acknowledged() -> None:
     ("records", "complaint"),
     [
         ([(0, 0), (0, 1), (1, 0), (1, 1)], r"writer 0: of 3 records, 1 are lost \[2\], 0 are there twice"),
-        ([(0, 0), (0, 1), (1, 0), (1, 1), (0, 2), (0, 2)], r"writer 0: of 3 records, 0 are lost \[\], 1 are there twice \[2\]"),
+        (
+            [(0, 0), (0, 1), (1, 0), (1, 1), (0, 2), (0, 2)],
+            r"writer 0: of 3 records, 0 are lost \[\], 1 are there twice \[2\]",
+        ),
         ([(0, 0), (0, 2), (1, 0), (1, 1), (0, 1)], "writer 0: of 3 records, 0 are lost .*, and 1 are out of order"),
         ([(0, 0), (1, 0), (0, 1), (1, 1), (0, 2)], "writer 0: 1 records are not at the offset that was acknowledged"),
         ([(0, 0), (0, 1), (1, 0), (1, 1), (0, 2), (7, 0)], "1 records are there that no writer sent"),
