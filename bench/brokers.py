@@ -53,7 +53,9 @@ def run(report: Report) -> None:
             with Admin(cluster.bootstrap) as admin:
                 admin.create_topic(TOPIC, PARTITIONS, REPLICAS)
                 parts = admin.describe_topic(TOPIC).partitions
-            assert all(len({racks[each] for each in part.replicas}) == REPLICAS for part in parts), "one replica a host"
+            assert all(len({racks[each] for each in part.replicas}) == REPLICAS for part in parts), (
+                f"the replicas of a partition must be on {REPLICAS} hosts, one on each"
+            )
             servers = {f"broker {node}": cluster.pid(node) for node in cluster.broker_ids}
             what = f"{hosts} hosts x {processes} process{'es' if processes > 1 else ''}, {cores} cores in all"
             for load, workload, producers, records in LOADS:

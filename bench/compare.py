@@ -129,7 +129,7 @@ def _kafka_client(where: str, topic: str, count: int) -> tuple[Send, Callable[[i
                 except BufferError:
                     producer.poll(0.01)
             producer.poll(0)
-        assert producer.flush(120) == 0, "every record is acknowledged"
+        assert producer.flush(120) == 0, "not every record was acknowledged within 120 s"
         assert not lost, lost[0]
 
     return send, stream
@@ -160,7 +160,9 @@ def _threads(send: Send, stream: Callable[[int], None], count: int, records: int
     begun_s = time.perf_counter()
     if one_by_one:
         all_of(records // count, latencies_ms)
-        assert len(latencies_ms) == records // count * count, "a producer's thread has failed"
+        assert len(latencies_ms) == records // count * count, (
+            f"a thread of the producer failed: {len(latencies_ms)} of {records // count * count} records were measured"
+        )
     else:
         stream(records)
     return _result(records if not one_by_one else len(latencies_ms), time.perf_counter() - begun_s, latencies_ms)

@@ -61,7 +61,7 @@ def idle(where: str, count: int) -> None:
     for _ in range(count):
         connection = socket.create_connection((host, int(port)))
         connection.sendall(PREFACE)
-        assert connection.recv(9), "the broker has closed the connection"  # its own settings
+        assert connection.recv(9), "the broker closed the connection"  # its own settings
         held.append(connection)
     print(len(held), flush=True)
     sys.stdin.readline()
@@ -147,7 +147,7 @@ def _client(*arguments: str) -> Iterator[subprocess.Popen[str]]:
 def _line(process: subprocess.Popen[str]) -> list[str]:
     assert process.stdout is not None
     line = process.stdout.readline()
-    assert line, "the client's process has ended"
+    assert line, "the client's process ended without an answer"
     return line.split()
 
 
@@ -184,7 +184,7 @@ def run(report: Report) -> None:
             each = (_settled(cluster) - before) / held
             _go(process)
             still = int(_line(process)[0])
-            assert still == held, f"the broker has closed {held - still} of {held} connections"
+            assert still == held, f"the broker closed {held - still} of {held} connections that must stay open"
         report.add(
             "connections",
             f"{held:,} idle connections, the broker's memory for each",
@@ -206,7 +206,7 @@ def run(report: Report) -> None:
             used_s = sum(broker.cpu_times()[:2]) - used_before
         cluster.stop(1)
         lag = re.search(r"largest_ms=([\d.]+) share_above_10_ms=([\d.]+)", cluster.log_tail(1))
-        assert lag is not None, "the broker logs the lag of its event loop when it stops"
+        assert lag is not None, "the broker's log lacks the lag of the event loop, which it writes when it stops"
     report.add("connections", f"{held:,} connections with a producer each, memory for each", f"{each / 1e3:.1f} KB")
     report.add(
         "connections",

@@ -50,7 +50,7 @@ def _memory(report: Report) -> None:
         marks.append(process.memory_info().rss)
         cluster.stop(1)
         lag = re.search(r"largest_ms=([\d.]+) share_above_10_ms=([\d.]+)", cluster.log_tail(1))
-        assert lag is not None, "the broker logs the lag of its event loop when it stops"
+        assert lag is not None, "the broker's log lacks the lag of the event loop, which it writes when it stops"
     quarter = len(marks) // 4
     growth = max(marks[-quarter:]) - max(marks[quarter : 2 * quarter])
     report.add(

@@ -134,7 +134,7 @@ class Member:
                 self.epoch = max(self.epoch, response.heartbeat.member_epoch)
             case "commit":
                 if response.commit.HasField("error") or any(r.HasField("error") for r in response.commit.results):
-                    raise AssertionError(f"commit refused: {response.commit}")
+                    raise AssertionError(f"the group refused a commit: {response.commit}")
                 self.commits += len(response.commit.results)
                 self._committed.set()
             case "error":

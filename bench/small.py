@@ -146,7 +146,7 @@ def measure(arguments: list[str], servers: Mapping[str, int]) -> Measured:
         assert process.stdout is not None
         pids = {**servers, "client": process.pid}
         ready = process.stdout.readline()
-        assert ready == "ready\n", f"the client's process said {ready!r}"
+        assert ready == "ready\n", f"the client's process must say 'ready', but said {ready!r}"
         before = {name: Usage.of(pid) for name, pid in pids.items()}
         process.stdin.write("go\n")
         process.stdin.flush()

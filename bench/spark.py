@@ -148,7 +148,7 @@ def _triggers(spark: Any, directory: str, files: Path, sink: Sink) -> list[tuple
     for name, value in options.items():
         writer = writer.option(name, value)
     query = writer.trigger(availableNow=True).start()
-    assert query.awaitTermination(WAIT_S), f"{form} takes longer than {WAIT_S} s"
+    assert query.awaitTermination(WAIT_S), f"the query in the form {form} did not end within {WAIT_S} s"
     return _timed(query)
 
 
@@ -221,7 +221,7 @@ def _source(spark: Any, directory: str, bootstrap: str, report: Report) -> None:
         reader = spark.readStream.format("raftlog").option("bootstrap.servers", bootstrap).option("subscribe", "source")
         reader = reader.option("startingOffsets", "earliest").option("maxOffsetsPerTrigger", SOURCE_TRIGGER_ROWS)
         query = _to_noop(reader, directory).trigger(availableNow=True).start()
-        assert query.awaitTermination(WAIT_S), f"the source takes longer than {WAIT_S} s"
+        assert query.awaitTermination(WAIT_S), f"the query that reads the source did not end within {WAIT_S} s"
         ours.append(_rate(_timed(query)))
         reader = spark.readStream.format("memory_rows").option("shape", json.dumps(shape))
         query = _to_noop(reader, directory).trigger(processingTime="0 seconds").start()

@@ -66,7 +66,7 @@ def _member(archive: bytes, pattern: str) -> bytes:
     with tarfile.open(fileobj=io.BytesIO(archive)) as packed:
         found = next(each for each in packed if PurePosixPath(each.name).match(pattern))
         content = packed.extractfile(found)
-        assert content is not None, f"{found.name} is a file"
+        assert content is not None, f"{found.name} in the archive is not a file"
         return content.read()
 
 

@@ -112,7 +112,7 @@ def _wrapper(venv: Path) -> Path:
 def make_bundled(venv: Path) -> None:
     """Write the wrapper of the bundled runtime in `venv`."""
     runtime = _runtime(venv)
-    assert runtime is not None, "pip has just installed it"
+    assert runtime is not None, f"pip has installed the Java runtime, but it cannot be found in {venv}"
     wrapper = _wrapper(venv)
     wrapper.parent.mkdir(parents=True, exist_ok=True)
     wrapper.write_text(_WRAPPER.format(java=runtime))

@@ -120,7 +120,9 @@ def soon_refused(error: type[RaftlogError], work: Callable[[], Any], words: str 
                 return refusal
             said = refusal
         time.sleep(0.02)
-    raise AssertionError(f"it was not refused with {error.__name__} {words!r}, but {said!r}")
+    raise AssertionError(
+        f"no call was refused with {error.__name__} and the words {words!r}; the last answer was {said!r}"
+    )
 
 
 def soon_is(wanted: T, work: Callable[[], T]) -> None:
@@ -422,7 +424,7 @@ def test_a_tenant_harms_nobody_with_producer_ids(cluster: Cluster, admin: Admin)
         return {each.producer_id for each in described.producers}
 
     before = ids()
-    assert len(before) == 2, "the refused batches left nothing"
+    assert len(before) == 2, "the partition must know the two honest producers only, as refused batches leave nothing"
     with producer(cluster, "honest") as plain:
         write(plain, "shared", b"third")
         (producer_id,) = ids() - before
@@ -586,8 +588,10 @@ def test_a_client_learns_what_it_may_do(cluster: Cluster, admin: Admin) -> None:
             exactly(AclOperation.ALTER_CONFIGS, AclOperation.DESCRIBE_CONFIGS),
             lambda: nina.describe_cluster(include_authorized_operations=True).authorized_operations,
         )
-        assert nina.describe_topic("ninas").authorized_operations is None, "it was not asked for"
-        assert nina.describe_cluster().may_create_topics is None, "as well"
+        assert nina.describe_topic("ninas").authorized_operations is None, (
+            "authorized operations must come only if they are asked for"
+        )
+        assert nina.describe_cluster().may_create_topics is None, "may_create_topics must come only if it is asked for"
         assert nina.describe_cluster(include_authorized_operations=True).may_create_topics is False
         refused: dict[str, RaftlogError] = {}
         assert nina.describe_topic_configs(["ninas"], missing=refused) == {}

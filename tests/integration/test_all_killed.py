@@ -28,7 +28,7 @@ def values_of(cluster: Cluster, count: int) -> list[int]:
         consumer.assign(consumer.partitions_for("t"))
         deadline = time.monotonic() + SOON_S
         while len(seen) < count:
-            assert time.monotonic() < deadline, f"{len(seen)} of {count} records are read"
+            assert time.monotonic() < deadline, f"only {len(seen)} of {count} records were read within {SOON_S:g} s"
             seen += [int(record.value or b"") for record in consumer.poll(0.2)]
     return sorted(seen)
 

@@ -88,7 +88,9 @@ def test_a_bad_batch_is_refused_and_harms_nobody(cluster: Cluster, name: str) ->
             assert len(result.error.message) > 15
             after = await client.produce(topic_id, GOOD)
             assert not after.HasField("error"), after.error.message
-            assert after.base_offset == before + 1, "nothing of the bad batch may be in the log"
+            assert after.base_offset == before + 1, (
+                "the offset must be one higher than before, as nothing of the bad batch may be in the log"
+            )
 
     asyncio.run(scenario())
 
@@ -293,7 +295,7 @@ def test_a_data_directory_of_a_newer_format(tmp_path: Path) -> None:
     assert refused.returncode == 1
     assert "99" in refused.stderr
     assert "Traceback" not in refused.stderr
-    assert properties.read_text() == newer, "a refusing server changes nothing"
+    assert properties.read_text() == newer, f"a server that refuses to start must not change {properties.name}"
     shutil.rmtree(directory)
 
 

@@ -484,7 +484,9 @@ def test_a_server_that_was_stopped_is_no_error(tmp_path: Path) -> None:
         assert process.stderr.readline() == "server 2 has stopped\n"
         assert process.stderr.readline().startswith("to start it again, in another terminal: raftlog server --config")
         assert process.stderr.readline() == "1 of 2 servers run on\n"
-        assert not ready[2].exists(), "its pid is nobody's now"
+        assert not ready[2].exists(), (
+            "ready.json of the stopped server must be gone, as another process may get its pid"
+        )
         assert ready[1].exists()
         os.kill(json.loads(ready[1].read_bytes())["pid"], signal.SIGTERM)
         _, errors = process.communicate(timeout=WAIT_S)
@@ -524,7 +526,9 @@ def test_up_is_stopped_while_it_starts(tmp_path: Path, number: signal.Signals, c
         process.send_signal(number)
         sent = time.monotonic()
         printed, _ = process.communicate(timeout=WAIT_S)
-    assert time.monotonic() - sent < ELECTION_MS / 1000 / 2, "it does not wait until everything is started"
+    assert time.monotonic() - sent < ELECTION_MS / 1000 / 2, (
+        "`raftlog up` must end at once after a signal, without waiting until all servers have started"
+    )
     assert (process.returncode, printed) == (code, "")
 
 

@@ -166,7 +166,9 @@ def test_a_new_group_begins_at_the_end_unless_it_is_told_otherwise(
         assert member.values == []
     until_empty(admin, group)
     fill(three, topic, [RECORDS])
-    assert consume(three, topic, "--group", group, "--no-follow") == [RECORDS], "it had no record, but a place"
+    assert consume(three, topic, "--group", group, "--no-follow") == [RECORDS], (
+        "the member had committed its position before the first record, so the group must start there"
+    )
     assert consume(three, topic, "--group", group, "--no-follow") == []
 
 
@@ -202,14 +204,16 @@ def test_members_share_and_the_idle_one_says_so(
             "everything printed",
         )
         values = [value for member in members for value in member.values if value >= RECORDS]
-        assert sorted(values) == list(range(RECORDS, 2 * RECORDS)), "printed once: nothing moved meanwhile"
+        assert sorted(values) == list(range(RECORDS, 2 * RECORDS)), (
+            "the new records must be printed once each, as no partition moved meanwhile"
+        )
         until(lambda: "more members than partitions" in "".join(member.said for member in members), "the note")
         [row] = [
             line.split("\t")
             for line in run(three, "group", "describe", group).stdout.splitlines()
             if line.split("\t")[1:3] == ["-", "-"]
         ]
-        assert row[8] != "-", "the idle one's host"
+        assert row[8] != "-", "the row of the member without partitions must name its host"
 
         def all_are_there() -> bool:
             table = run(three, "group", "members", group)
@@ -282,7 +286,9 @@ def test_leaders_that_are_out_of_reach_are_named_in_time(
                 last = member.said.splitlines()[-1]
                 assert last.startswith(f"error: no record came for {limit_s} s; unreachable leaders")
                 assert lost in member.said
-            assert (idle.process.wait(WAIT_S), idle.values) == (0, []), "all its partitions have leaders"
+            assert (idle.process.wait(WAIT_S), idle.values) == (0, []), (
+                "the member whose partitions all have leaders must end without an error"
+            )
     finally:
         three.start(away)
 

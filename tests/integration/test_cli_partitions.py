@@ -193,7 +193,9 @@ def test_who_cannot_reach_a_leader_says_so(three: Cluster, tmp_path: Path) -> No
     *told, last = reading.said.splitlines()
     assert any(line.startswith("waiting for ") and "both-1" in line for line in told)
     waited_for = [set(re.findall(r"both-\d", line)) for line in told]
-    assert all(before != after for before, after in pairwise(waited_for)), "once, and on change"
+    assert all(before != after for before, after in pairwise(waited_for)), (
+        "a line must be printed only when the partitions that it names have changed"
+    )
     assert last.startswith("error: no record came for 10 s; unreachable leaders: ")
     three.wait_for(lambda asked: asked.describe_topic("alone").partitions[0].leader < 0, what="it is missed")
 

@@ -35,11 +35,15 @@ def test_a_producer_a_consumer_and_an_admin_client_count_what_they_did(tmp_path:
         for asks in (admin.list_groups, admin.list_transactions, lambda: admin.describe_node(1)):
             before = admin.metrics()["admin-client-metrics"]["request-total"]
             asks()
-            assert admin.metrics()["admin-client-metrics"]["request-total"] > before, "whatever service it asks"
+            assert admin.metrics()["admin-client-metrics"]["request-total"] > before, (
+                "request-total of the admin client must count calls of this service"
+            )
         before = admin.metrics()["admin-client-metrics"]["request-total"]
         with pytest.raises(GroupIdNotFound):
             admin.describe_groups(["billing"])
-        assert admin.metrics()["admin-client-metrics"]["request-total"] > before, "coordinators are asked as well"
+        assert admin.metrics()["admin-client-metrics"]["request-total"] > before, (
+            "request-total of the admin client must count calls to coordinators"
+        )
         with (
             Producer(cluster.bootstrap, batch_size=8_000, linger_ms=60_000) as producer,
             Consumer(cluster.bootstrap, "billing", "earliest", enable_auto_commit=False) as consumer,
@@ -53,7 +57,7 @@ def test_a_producer_a_consumer_and_an_admin_client_count_what_they_did(tmp_path:
             shown = producer.metrics()
             sent = shown["producer-metrics"]
             assert (sent["record-send-total"], sent["record-error-total"]) == (100, 1)
-            assert sent["batch-split-total"] >= 1, "batches of 8 000 bytes are more than the topic takes"
+            assert sent["batch-split-total"] >= 1, "batches of 8,000 bytes must be split, as the topic takes 4,000"
             assert sent["request-latency-max"] >= sent["request-latency-avg"] > 0
             assert (time.monotonic() - began) * 1000 > sent["record-queue-time-max"] > 0
             assert sent["record-send-rate"] > 0
@@ -103,7 +107,9 @@ def test_a_producer_a_consumer_and_an_admin_client_count_what_they_did(tmp_path:
                 == 40
             )
             assert samples["raftlog_admin_client_request_total", ("client", "admin")] >= 1
-        assert producer.metrics()["producer-metrics"]["record-send-total"] == 100, "a closed client shows its last"
+        assert producer.metrics()["producer-metrics"]["record-send-total"] == 100, (
+            "a closed producer must show its last metrics"
+        )
 
 
 def test_clients_of_asyncio_count_as_well(tmp_path: Path) -> None:

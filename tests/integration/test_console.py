@@ -366,7 +366,7 @@ def test_every_page_is_accessible(browser: Any, url: str, theme: str) -> None:
         violations = Axe().run(page).response["violations"]
         problems += [(name, each["id"], each["nodes"][0]["html"][:200]) for each in violations]
         wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
-        assert wide <= 0, f"{name} is wider than the window"
+        assert wide <= 0, f"the page {name} is {wide} px wider than the window"
     for name in DOCUMENTED if FOR_DOCS else ():  # at the end: plots have points
         page.goto(url + PAGES[name])
         page.wait_for_timeout(5_000)
@@ -378,7 +378,7 @@ def test_every_page_is_accessible(browser: Any, url: str, theme: str) -> None:
         whole(page, url + path)
         page.screenshot(path=PICTURES / f"{name}-narrow.png")
         wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
-        assert wide <= 0, f"{name} is wider than a narrow window"
+        assert wide <= 0, f"the page {name} is {wide} px wider than a window of 400 px"
     context.close()
     assert problems == []
 
@@ -612,13 +612,17 @@ def test_a_broker_comes_and_is_decommissioned(page: Any, url: str, cluster: Clus
         assert ADDED not in admin.describe_topic("leaving").partitions[0].replicas
         page.goto(f"{url}/brokers/{ADDED}")
         page.locator("h1 .badge", has_text="cordoned").wait_for()
-        assert page.get_by_role("button", name="Remove from the cluster").count() == 0, "it runs"
+        assert page.get_by_role("button", name="Remove from the cluster").count() == 0, (
+            "a running broker must not be offered for removal"
+        )
         cluster.stop(ADDED)
         page.locator("h1 .badge", has_text="stopped").wait_for()
         remove = page.get_by_role("button", name="Remove from the cluster")
         remove.focus()  # it has come by itself
         page.wait_for_timeout(2 * SHOWN_MS)
-        assert remove.evaluate("(button) => button === document.activeElement"), "updates take the focus away"
+        assert remove.evaluate("(button) => button === document.activeElement"), (
+            "an update of the page takes the focus away from the button"
+        )
         page.keyboard.press("Enter")
         told(page, f"Broker {ADDED} has left the cluster.")
         assert [each.broker_id for each in admin.describe_cluster(linearizable=True).brokers] == [1, 2, 3]
@@ -802,7 +806,7 @@ def test_people_log_in_with_their_certificates(
                 field.fill(text)
                 page.get_by_role("button", name="Log in").click()
                 assert said in page.get_by_role("alert").inner_text()
-                assert field.input_value() == "", "no key comes back in a page"
+                assert field.input_value() == "", "the field must be empty: no private key may come back in a page"
             page.get_by_label("Files").set_input_files(own["ada"])
             until(lambda: "PRIVATE KEY" in field.input_value(), within_s=WAIT_S)
             page.get_by_role("button", name="Log in").click()
@@ -815,7 +819,9 @@ def test_people_log_in_with_their_certificates(
             page.get_by_role("button", name="Log in").click()
             page.get_by_role("button", name="Log out").wait_for()
             page.goto(f"{address}/topics")
-            assert page.get_by_role("link", name="adas").count() == 0, "bob may describe nothing"
+            assert page.get_by_role("link", name="adas").count() == 0, (
+                "the topics page must show bob no topic, as he may describe none"
+            )
     lines = [each.getMessage() for each in caplog.records]
     assert "login by certificate ada from 127.0.0.1" in lines
     assert not any("PRIVATE" in each for each in lines)
@@ -894,7 +900,9 @@ def test_logins_and_acls(url: str) -> None:
     assert "You may not: this needs Alter on the cluster." in offered
     assert offered.count("<fieldset disabled>") == 5
     assert "this needs Write on topic adas" in ada.get("/topics/adas/messages").text
-    assert 'href="/security"' not in listed, "who may not describe the cluster is not led there"
+    assert 'href="/security"' not in listed, (
+        "the navigation must not offer the security page to a user who may not describe the cluster"
+    )
     assert "difference-engine" not in listed
     assert ada.get("/topics/theirs").code in (403, 404)
     ada.post("/do/delete-topic", topic="adas", typed="adas", back="/topics")

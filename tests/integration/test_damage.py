@@ -92,7 +92,9 @@ def read_all(cluster: Cluster, count: int, first: int = 0) -> list[bytes | None]
         consumer.seek(PLACE, first)
         while len(values) < count:
             polled = consumer.poll(timeout=WAIT_S)
-            assert polled, f"{len(values)} of {count} records came"
+            assert polled, (
+                f"only {len(values)} of {count} records were read; the last poll waited {WAIT_S:g} s for nothing"
+            )
             values += [record.value for record in polled]
     return values
 
@@ -151,7 +153,7 @@ def test_a_consumer_finds_a_leaders_damage_and_gets_every_record(cluster: Cluste
     values += produce(cluster, 5, first=20)
     wait_for_isr(cluster, *NODES)
     wait_for_equal_logs(cluster, *NODES)
-    assert strays(cluster, 3) == before + 1, "what was damaged is kept aside"
+    assert strays(cluster, 3) == before + 1, "the damaged log must be kept in one new stray directory"
     move(cluster, 3, 1, 2)
     assert read_all(cluster, len(values)) == values
 
@@ -207,7 +209,7 @@ def test_the_only_replica_serves_what_is_whole(cluster: Cluster) -> None:
     assert " ERROR " in line
     assert f"{directory(cluster, 2)}/{0:020d}.log position " in line
     assert f"offsets {first} to {last} of t-0 are damaged" in line
-    assert produce(cluster, 1, first=20), "it goes on"
+    assert produce(cluster, 1, first=20), "the partition must take writes in spite of the damage"
 
 
 def test_a_followers_own_damage_is_found_in_the_background() -> None:
@@ -219,5 +221,5 @@ def test_a_followers_own_damage_is_found_in_the_background() -> None:
         wait_until(lambda: strays(cluster, 3) == 1, "nobody has noticed")
         wait_for_isr(cluster, *NODES)
         wait_for_equal_logs(cluster, *NODES)
-        assert cluster.leader("t") == 1, "whoever was whole has gone on leading"
+        assert cluster.leader("t") == 1, "broker 1, whose log was whole, must lead all the time"
         assert read_all(cluster, len(values)) == values

@@ -44,7 +44,7 @@ def take(queue: DelayQueue, count: int) -> list[tuple[float, Record]]:
     found: list[tuple[float, Record]] = []
     until = time.monotonic() + WAIT_S
     while len(found) < count:
-        assert time.monotonic() < until, f"{len(found)} of {count} records after {WAIT_S:g} s"
+        assert time.monotonic() < until, f"the queue gave only {len(found)} of {count} records within {WAIT_S:g} s"
         records = queue.poll(timeout=0.5)
         found += [(time.time(), record) for record in records]
     return found
@@ -62,7 +62,9 @@ def content(cluster: Cluster, *topics: str) -> list[Record]:
         ends = consumer.end_offsets(consumer.assignment())
         until = time.monotonic() + WAIT_S
         while any(consumer.position(part) < end for part, end in ends.items()):
-            assert time.monotonic() < until, f"{len(found)} records, which do not reach {ends}"
+            assert time.monotonic() < until, (
+                f"after {WAIT_S:g} s {len(found)} records were read, and the ends {ends} are not reached"
+            )
             found += consumer.poll(0.2)
     return found
 
@@ -71,7 +73,7 @@ def content_once_there(cluster: Cluster, count: int, *topics: str) -> list[Recor
     """Return what is committed in the topics once there are so many records: markers may come late."""
     until = time.monotonic() + WAIT_S
     while len(found := content(cluster, *topics)) < count:
-        assert time.monotonic() < until, f"{len(found)} of {count} records"
+        assert time.monotonic() < until, f"only {len(found)} of {count} records can be read after {WAIT_S:g} s"
     return found
 
 
@@ -88,7 +90,7 @@ def refusal(queue: DelayQueue) -> UnknownTopicOrPartition:
     """Hand over until a missing target is reported; the broker that reports it may not answer at first."""
     until = time.monotonic() + WAIT_S
     while True:
-        assert time.monotonic() < until, "it was not refused"
+        assert time.monotonic() < until, f"the missing target was not reported within {WAIT_S:g} s"
         try:
             queue.forward(timeout=5)
         except UnknownTopicOrPartition as error:
@@ -115,8 +117,8 @@ def test_records_become_visible_when_they_are_due(cluster: Cluster) -> None:
     assert came.keys() == delays.keys()
     for value, at in due.items():
         late_s = came[value] - at
-        assert late_s > 0, f"{value!r} came {-late_s:.6f} s early"
-        assert late_s < 5, f"{value!r} came {late_s:.3f} s late"
+        assert late_s > 0, f"{value!r} came {-late_s:.6f} s before it was due"
+        assert late_s < 5, f"{value!r} came {late_s:.3f} s after it was due, more than 5 s"
 
 
 def test_the_topics_of_the_levels(cluster: Cluster) -> None:
@@ -173,7 +175,9 @@ def test_a_session_that_is_over_by_the_time_of_the_next_poll() -> None:
         assert consumer is not None
         until = time.monotonic() + WAIT_S
         while consumer._engine.positions.states:
-            assert time.monotonic() < until, "the session is over, and the queue has not been told"
+            assert time.monotonic() < until, (
+                f"the session has ended, but the queue still has its partitions after {WAIT_S:g} s"
+            )
             time.sleep(0.05)
         cluster.resume(1)
         last = b"%f" % before

@@ -50,4 +50,4 @@ def test_examples(name: str, cluster: Cluster) -> None:
         test.globs = shared
         runner.run(test, out=output.append, clear_globs=False)
     assert runner.summarize(verbose=False).failed == 0, "".join(output)
-    assert tests, "there are examples"
+    assert tests, "the module has no examples to run"

@@ -94,7 +94,7 @@ class Breaker:
         led_s = time.monotonic()
         while waiting:
             assert time.monotonic() < led_s + PROGRESS_S, (
-                f"nothing is acknowledged in partitions {waiting} after {what}"
+                f"the partitions {waiting} acknowledge nothing within {PROGRESS_S:g} s after {what}"
             )
             time.sleep(0.01)
             waiting = {each for each in waiting if self.writes.last_answer_at(each) <= led_s}

@@ -205,7 +205,7 @@ def _check(workload: GroupWorkload, longest_wait_s: float) -> None:
         found = notes[life.name]
         assert found.broken is None, f"{life.name}: {found.broken}"
         assert not found.errors, f"{life.name}: {found.errors[:3]}"
-        assert found.left or life.killed, f"{life.name} ended in another way"
+        assert found.left or life.killed, f"{life.name} has ended without leaving the group, though it was not killed"
 
 
 @pytest.mark.parametrize("kind", FAULTS)

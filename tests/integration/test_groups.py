@@ -98,7 +98,9 @@ def until(done: Callable[[list[Record]], object], *consumers: Consumer, within_s
     deadline = time.monotonic() + within_s
     found: list[Record] = []
     while not done(found):
-        assert time.monotonic() < deadline, f"not within {within_s} s; {len(found)} records were read"
+        assert time.monotonic() < deadline, (
+            f"the condition does not hold after {within_s:g} s; {len(found)} records were read"
+        )
         for consumer in consumers:
             found += consumer.poll(0.05)
     return found
@@ -129,7 +131,9 @@ def test_a_group_goes_on_where_it_was(scene: Scene) -> None:
     with scene.consumer() as consumer:
         consumer.subscribe(scene.topic)
         read += until(lambda found: len(found) + len(read) >= 20, consumer)
-        assert numbers(read) == list(range(20)), "closing has committed what poll had returned"
+        assert numbers(read) == list(range(20)), (
+            "close must commit what poll has returned, so that the next member reads each record once"
+        )
         assert consumer.poll(0.3) == []
 
 
@@ -191,7 +195,9 @@ def test_a_topic_that_does_not_exist_is_waited_for(scene: Scene, caplog: pytest.
         until(lambda _: late in consumer.group_note() and late in caplog.text, consumer)
         scene.create(late, 4)
         scene.send(4, late)
-        assert len(until(lambda found: len(found) == 4, consumer)) == 4, "from its start"
+        assert len(until(lambda found: len(found) == 4, consumer)) == 4, (
+            "a topic that is created later must be read from its start"
+        )
         assert consumer.group_note() == ""
 
 
@@ -279,7 +285,7 @@ def test_a_killed_member_is_replaced_within_the_session_timeout() -> None:
             return took_s if told == {"assigned"} else math.inf
 
         assert quickest_s(attempt, promised_s, tries=5) < promised_s, kinds
-    assert kinds == {"assigned"}, "nothing of its own moved"
+    assert kinds == {"assigned"}, "members must only be assigned partitions, and keep those that they have"
 
 
 def replace_killed(scene: Scene) -> tuple[set[str], float]:
@@ -324,7 +330,7 @@ def test_a_coordinator_dies_and_members_go_on(scene: Scene) -> None:
             consumer.commit()
         finally:
             scene.cluster.start(coordinator)
-        assert told.events == [("assigned", 4)], "neither lost nor revoked"
+        assert told.events == [("assigned", 4)], "no partition may be lost or revoked while the coordinator is away"
         assert consumer.group_metadata().member_id == member_id
     with scene.consumer() as consumer:
         consumer.subscribe(scene.topic)

@@ -84,7 +84,7 @@ def test_lost_answers_and_a_killed_leader_double_nothing(cluster: Cluster) -> No
         answers = {(value, delivery.result(0)) for value, delivery in sent}
     found = {partition: read(cluster, "lost-answers", partition) for partition in range(PARTITIONS)}
     values = [record.value for records in found.values() for record in records]
-    assert len(values) == len(set(values)) == len(sent), "each is there, and once"
+    assert len(values) == len(set(values)) == len(sent), "each record must be in the log exactly once"
     for records in found.values():
         assert [record.value for record in records] == sorted(record.value or b"" for record in records)
     for value, answer in answers:
@@ -114,7 +114,7 @@ def test_a_killed_leader_under_producers_that_share_a_call_doubles_and_loses_not
             send()
             if not closed and sum(sent) > 300:
                 deliveries[-1].result(TIMEOUT_S)
-                assert len(calls()) == 1, "they share a call"
+                assert len(calls()) == 1, "all partitions of a broker must share one call"
                 closed = 1
                 producers[0].close()
                 producers[0] = None  # type: ignore[call-overload] # the others go on

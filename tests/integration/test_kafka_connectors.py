@@ -129,6 +129,6 @@ def test_connect_brings_a_file_through_a_topic_to_another(cluster: Cluster, tmp_
             source.writelines(f"{line}\n" for line in lines[begin:end])
             source.flush()
             connect.run(lines[:end])
-    assert sorted((tmp_path / "out").read_text().split()) == sorted(lines), "each line once"
+    assert sorted((tmp_path / "out").read_text().split()) == sorted(lines), "each line must be copied exactly once"
     with raftlog.Admin(cluster.bootstrap) as admin:
         assert sum(offset.offset for offset in admin.group_offsets("connect-to").values()) == len(lines)

@@ -64,7 +64,7 @@ class Plain(threading.Thread):
         """Let it end, with every answer."""
         self.stopping.set()
         self.join(timeout_s)
-        assert not self.is_alive(), "a producer has not ended"
+        assert not self.is_alive(), f"the producer did not end within {timeout_s:g} s"
 
     def _send(self, number: int) -> None:
         partition, value, asked_s = number % PARTITIONS, b"%d" % number, time.monotonic()
@@ -117,7 +117,7 @@ class Transacted(threading.Thread):
         """Let it end."""
         self.stopping.set()
         self.join(timeout_s)
-        assert not self.is_alive(), "a transaction has not ended"
+        assert not self.is_alive(), f"the transactional producer did not end within {timeout_s:g} s"
         assert self.broken is None
 
     def _one(self, producer: confluent_kafka.Producer, number: int) -> bool:
@@ -209,8 +209,8 @@ def read_all(cluster: Cluster, topic: str, isolation_level: Literal["read_commit
 def wait_until(what: str, holds: Callable[[], bool], producer: Plain | Transacted | JavaProgram) -> None:
     deadline_s = time.monotonic() + TIMEOUT_S
     while not holds():
-        assert time.monotonic() < deadline_s, f"not in time: {what}"
-        assert producer.is_alive(), "a producer has ended"
+        assert time.monotonic() < deadline_s, f"not within {TIMEOUT_S:g} s: {what}"
+        assert producer.is_alive(), f"the producer ended by itself before this: {what}"
         time.sleep(0.02)
 
 

@@ -182,7 +182,9 @@ def test_members_of_librdkafka_share_the_partitions(
     poll_until(members, lambda: shared(members))
     produce(cluster, topic, range(60, 120))
     poll_until(members, lambda: read_by(members) == {*range(120)})
-    assert not [number for number in members[1].read if number < 60], "what was committed is not read again"
+    assert not [number for number in members[1].read if number < 60], (
+        "the new member must not read records that were committed before it came"
+    )
     members.pop().consumer.close()
     poll_until(members, lambda: members[0].partitions == [*range(PARTITIONS)])
 
@@ -266,7 +268,9 @@ def test_records_are_read_while_the_coordinator_is_killed(cluster: Cluster, topi
         for coordinator in coordinators:
             cluster.start(coordinator)
     for of_group in groups.values():
-        assert read_by(of_group) == {*range(60, 120)}, "none is missing, and none is read again that was committed"
+        assert read_by(of_group) == {*range(60, 120)}, (
+            "after the commits each record must be read, and none that was committed read again"
+        )
 
 
 def _name_with_the_coordinator_of(cluster: Cluster, group: str) -> str:
@@ -375,7 +379,9 @@ def test_the_coordinator_assigns_to_librdkafka(
     poll_until(members, lambda: shared(members))
     produce(cluster, topic, range(60, 120))
     poll_until(members, lambda: read_by(members) == {*range(120)})
-    assert not [number for number in members[1].read if number < 60], "what was committed is not read again"
+    assert not [number for number in members[1].read if number < 60], (
+        "the new member must not read records that were committed before it came"
+    )
     admin = AdminClient({"bootstrap.servers": cluster.kafka_bootstrap, **QUIET})
     described = admin.describe_consumer_groups([topic])[topic].result(TIMEOUT_S)
     assert described.partition_assignor == assignor
@@ -472,7 +478,7 @@ def test_a_live_group_moves_to_the_protocol_of_the_coordinator_and_back(
     leaves(0, "consumer")
     leaves(0, "classic")  # the last one of the other protocol
     everything = sorted(number for member in (*members, *gone) for number in member.read)
-    assert everything == [*range(told)], "each once"
+    assert everything == [*range(told)], "the members together must read each record exactly once"
 
 
 def test_raftlogs_tools_show_and_reset_a_classic_group(cluster: Cluster, topic: str) -> None:
@@ -526,5 +532,7 @@ def test_kcat_lists_writes_reads_and_joins_a_group(cluster: Cluster, topic: str)
     read = kcat("-q", "-G", topic, *settings, "-c", "63", topic)
     assert sorted(map(int, read.split())) == [*range(63)]
     offsets = committed(cluster, topic)
-    assert offsets.pop(0) in (13, 14), "before or behind the transaction's marker"
+    assert offsets.pop(0) in (13, 14), (
+        "the committed offset must be 13 or 14, before or behind the marker of the transaction"
+    )
     assert offsets == dict.fromkeys(range(1, PARTITIONS), 10)

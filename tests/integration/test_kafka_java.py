@@ -94,4 +94,6 @@ def test_javas_consumers_move_a_live_group_to_the_protocol_of_the_coordinator_an
         finally:
             for member in members:
                 member.kill()
-    assert sorted(number for member in (*members, *gone) for number in member.read) == [*range(told)], "each once"
+    assert sorted(number for member in (*members, *gone) for number in member.read) == [*range(told)], (
+        "the members together must read each record exactly once"
+    )

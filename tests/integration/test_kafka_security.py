@@ -267,7 +267,7 @@ class Raw:
         data = b""
         while len(data) < size:
             piece = self._socket.recv(size - len(data))
-            assert piece, "the connection was closed"
+            assert piece, f"the broker closed the connection after {len(data)} of {size} bytes of its answer"
             data += piece
         return data
 
@@ -399,9 +399,11 @@ def check_refused(answer: Fields, name: str) -> int:
     refused = sum(check_refused(part, name) for part in parts)
     codes = [value for field, value in answer.items() if field.endswith("error_code") and field != OF_CONFIGS]
     code = max(codes, default=0)
-    assert code == 0 or code in REFUSALS, f"{name}: {answer}"
+    assert code == 0 or code in REFUSALS, (
+        f"{name} was answered with the error code {code}, which no refusal of rights has: {answer}"
+    )
     if codes and code == 0:
-        assert refused, f"{name} was answered: {answer}"
+        assert refused, f"{name} was answered, but must be refused: {answer}"
     return refused + int(code != 0)
 
 
@@ -503,7 +505,9 @@ def test_acls_by_librdkafka(cluster: Cluster) -> None:
     assert set(client.describe_acls(theirs).result(PATIENCE_S)) == set(made)
     (deleted,) = client.delete_acls([theirs]).values()
     assert set(deleted.result(PATIENCE_S)) == set(made)
-    assert client.describe_acls(theirs).result(PATIENCE_S) == [], "Kafka has no roles"
+    assert client.describe_acls(theirs).result(PATIENCE_S) == [], (
+        "the ACLs of roles must not be listed to Kafka clients, which know no roles"
+    )
     theirs.principal = None
     assert not [each for each in client.describe_acls(theirs).result(PATIENCE_S) if "Role:" in each.principal]
     with Admin(cluster.bootstrap, config=cluster.client_config) as ours:

@@ -249,9 +249,9 @@ def test_transactions(cluster: Cluster, kafka: Tools) -> None:
     assert f"{topic}-0" in described
     place = "--topic", topic, "--partition", "0"
     (found,) = re.findall(r"^(\d+)\s+(\d+)\s+.*\s(\d+)\s*$", kafka("transactions", "describe-producers", *place), re.M)
-    assert found[2] == "0", "where the transaction begins"
+    assert found[2] == "0", "the transaction must be listed as beginning at offset 0"
     hanging = kafka("transactions", "find-hanging", "--broker-id", str(cluster.leader(topic)))
-    assert f"{topic}\t" not in hanging, "it is open, and its coordinator knows it"
+    assert f"{topic}\t" not in hanging, "the open transaction must not count as hanging, as its coordinator knows it"
     kafka("transactions", "abort", *place, "--start-offset", "0")
     assert re.search(rf"^{found[0]}\s.*None\s*$", kafka("transactions", "describe-producers", *place), re.M)
     producer.abort_transaction(TIMEOUT_S)

@@ -114,7 +114,9 @@ def test_figures_follow_what_clients_do(tmp_path: Path) -> None:
         assert refused == [1]
         known = {sample for families in catalogue().values() for family in families for sample in family.samples()}
         unknown = {name for name, _ in figures if not name.startswith(("raftlog_process_", "python_gc_"))} - known
-        assert {name for name in unknown if not name.endswith("_created")} == set(), "the documentation names them all"
+        assert {name for name in unknown if not name.endswith("_created")} == set(), (
+            "the documentation must name all metrics that are shown"
+        )
         assert figure(figures, "raftlog_fetch_reads_total", source="page_cache") >= 1
         assert figure(figures, "raftlog_producer_states") == 1
         idle = ("produce_sessions", "produce_queue_depth", "pending_acks", "fetch_sessions", "metadata_lag_records")
@@ -141,7 +143,9 @@ def test_readiness_follows_the_lease(tmp_path: Path) -> None:
             "the leader counts the replica that is gone",
         )
         assert figure(scrape(address(cluster, leader)), "raftlog_at_min_isr_partition_count") == 1
-        assert probe(address(cluster, leader), "readyz")[0] == 200, "the ISR says nothing about who is ready"
+        assert probe(address(cluster, leader), "readyz")[0] == 200, (
+            "the leader must be ready: a shrunk ISR does not concern readiness"
+        )
 
         cluster.kill(others[1])  # no majority: no lease
         until(lambda: probe(address(cluster, leader), "readyz")[0] == 503, "without a lease nothing is served")
@@ -191,7 +195,9 @@ def test_the_coordinator_of_a_group_tells_how_far_it_is_behind_wherever_the_part
         until(lambda: lags("raftlog_group_lag_records") == {"0": 6, "1": 6, "2": 6}, "every leader says where it ends")
         until(lambda: lags("raftlog_group_lag_seconds").keys() == {"0", "1", "2"}, "for how long is looked up, too")
         seconds = lags("raftlog_group_lag_seconds")
-        assert all(0 < value < 60 for value in seconds.values()), f"since record 4 was written: {seconds}"
+        assert all(0 < value < 60 for value in seconds.values()), (
+            f"the lag must be the seconds since record 4 was written, above 0 and below 60, but is {seconds}"
+        )
         with Consumer(cluster.bootstrap, group_id="billing", enable_auto_commit=False) as consumer:
             consumer.assign([TopicPartition("orders", partition) for partition in range(3)])
             consumer.commit({TopicPartition("orders", partition): 10 for partition in range(3)})

@@ -119,7 +119,10 @@ class Outage:
                 client.check()
         deadline_s = time.monotonic() + 90
         while any(client.done <= done and client.is_alive() for client, done in zip(self.clients, before, strict=True)):
-            assert time.monotonic() < deadline_s, f"no progress: {[(each.name, each.done) for each in self.clients]}"
+            assert time.monotonic() < deadline_s, (
+                "some client makes no progress within 90 s after the power loss: "
+                f"{[(each.name, each.done) for each in self.clients]}"
+            )
             time.sleep(0.02)
         time.sleep(work_s)
 
@@ -166,7 +169,7 @@ def outages(directory: Path, seed: int) -> Iterator[Outage]:
             final, raw = asyncio.run(read_replicas(addresses, PARTITIONS))
             appends.stop_pollers(final[1])
             assert_sound(appends.history(final))
-            assert raw[1] == raw[2] == raw[3], "the logs are not the same byte for byte"
+            assert raw[1] == raw[2] == raw[3], "the logs of the three replicas are not the same byte for byte"
             for appender in appends.appenders:
                 assert not appender.retries or not appender.errors, appender.errors[:3]
             for client in clients:
@@ -183,7 +186,9 @@ def test_the_power_goes_in_one_way_after_the_other(tmp_path: Path, ways: tuple[W
         for way in ways:
             way(outage)
             outage.go_on(outage.chance.uniform(0.0, 0.5))
-        assert sum(loss.size for _, loss in outage.powered.losses) > 10, "little was lost: the cuts show nothing"
+        assert sum(loss.size for _, loss in outage.powered.losses) > 10, (
+            "the power losses have lost too little to show anything"
+        )
 
 
 @pytest.mark.long

@@ -119,5 +119,7 @@ def test_a_range_that_ends_with_markers_is_at_its_end_when_they_are_passed(
         time.sleep(0.05)
     assert end == 1008
     assert values(reader, part, 998, end) == [998, 999, 1000, 1000]
-    assert values(reader, part, 1002, 1004) == [], "an aborted transaction and its marker"
+    assert values(reader, part, 1002, 1004) == [], (
+        "a range with only an aborted transaction and its marker must be empty"
+    )
     assert values(reader, part, 1007, 1008) == []

@@ -103,7 +103,7 @@ def test_a_broker_comes_gets_its_share_and_leaves(cluster: Cluster) -> None:
     with Writer(cluster.bootstrap) as writer, raftlog.Admin(cluster.bootstrap) as admin:
         cluster.start(ADDED)
         plan = json.loads(run(cluster, "cluster", "rebalance", "-o", "json"))
-        assert held(admin)[ADDED] == 0, "only shown so far"
+        assert held(admin)[ADDED] == 0, "a plan that was only shown must not have moved replicas"
         assert sum(ADDED in each["replicas"] for each in plan["partitions"]) >= PARTITIONS * 3 // 4
 
         run(cluster, "cluster", "rebalance", "--execute", "--batch", "4", "--throttle", "100MiB")

@@ -69,7 +69,7 @@ def read_all(cluster: Cluster, count: int) -> list[bytes | None]:
         consumer.seek(PLACE, 0)
         while len(values) < count:
             polled = consumer.poll(timeout=60)
-            assert polled, f"{len(values)} of {count} records came"
+            assert polled, f"only {len(values)} of {count} records were read; the last poll waited 60 s for nothing"
             values += [record.value for record in polled]
     return values
 
@@ -83,7 +83,9 @@ def wait_for_equal_logs(cluster: Cluster) -> bytes:
     """Wait until all three have the same bytes, and return those."""
     until = time.monotonic() + 60
     while len(found := {log_bytes(cluster, node) for node in NODES}) > 1:
-        assert time.monotonic() < until, f"the logs differ: {[len(each) for each in found]} bytes"
+        assert time.monotonic() < until, (
+            f"after 60 s the logs of the replicas still differ; their sizes are {[len(each) for each in found]} bytes"
+        )
         time.sleep(0.05)
     return found.pop()
 
@@ -207,7 +209,7 @@ def test_a_damaged_replica_is_fetched_anew(cluster: Cluster, damage: str) -> Non
     values += produce(cluster, 50, first=200)
     wait_for_isr(cluster, *NODES)
     wait_for_equal_logs(cluster)
-    assert list(cluster.log_dir(follower).glob("~stray-*")), "the damaged log is kept for whoever wants to look"
+    assert list(cluster.log_dir(follower).glob("~stray-*")), "the damaged log must be kept in a stray directory"
     wait_for_isr(cluster, *NODES)
     cluster.kill(next(node for node in NODES if node not in (follower, cluster.leader("t"))))
     assert read_all(cluster, 250) == values

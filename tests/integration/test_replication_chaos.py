@@ -275,7 +275,7 @@ def _check(monkey: Monkey) -> None:
         f"longest wait {max(each.longest_s for each in workload.appenders if each.retries):.2f} s"
     )
     assert_sound(history)
-    assert raw[1] == raw[2] == raw[3], "the logs are not the same byte for byte"
+    assert raw[1] == raw[2] == raw[3], "the logs of the three replicas are not the same byte for byte"
     for appender in workload.appenders:
         assert not appender.retries or not appender.errors, appender.errors[:3]
     for poller in workload.pollers:

@@ -51,7 +51,9 @@ def test_a_log_that_the_cluster_does_not_know_is_set_aside_and_its_name_is_free(
             producer.send("t", b"new").result(60)
         assert values(cluster.bootstrap, "t") == [b"new"]
         (stray,) = [path for path in log_dir.iterdir() if "stray" in path.name]
-        assert sum(file.stat().st_size for file in stray.glob("*.log")) > 0, "never deleted, only set aside"
+        assert sum(file.stat().st_size for file in stray.glob("*.log")) > 0, (
+            "the log of the deleted topic must be set aside, not deleted"
+        )
         cluster.stop(1)
         cluster.start(1)
         assert stray.is_dir()

@@ -88,7 +88,7 @@ def _everywhere(cluster: Cluster, condition: Callable[[Admin], bool]) -> None:
 def _eventually(condition: Callable[[], Any]) -> Any:
     deadline_s = time.monotonic() + PATIENCE_S
     while not (found := condition()):
-        assert time.monotonic() < deadline_s, "it never came true"
+        assert time.monotonic() < deadline_s, f"the condition does not hold after {PATIENCE_S:g} s"
         time.sleep(0.05)
     return found
 
@@ -105,7 +105,7 @@ def _begin(consumer: Consumer) -> None:
     """Wait until the group has given this member all three partitions: what is sent from now on it reads."""
 
     def placed() -> bool:
-        assert consumer.poll(0.05) == [], "nothing has been sent"
+        assert consumer.poll(0.05) == [], "a record came before any was sent"
         with suppress(InvalidRequestError):  # one has no position yet
             return len([consumer.position(part) for part in consumer.assignment()]) == 3
         return False
@@ -294,7 +294,7 @@ def test_who_keeps_the_old_password_is_put_out_and_told(cluster: Cluster, bob: _
             while time.monotonic() - begun_s < PATIENCE_S:  # a broker may take one more before it has heard
                 producer.send("a-1", b"after").result(timeout=PATIENCE_S)
         bob.file.write_text(NEW)
-        assert _eventually(lambda: _delivered(producer)), "with the new password it goes on"
+        assert _eventually(lambda: _delivered(producer)), "the producer must deliver again once it has the new password"
         assert _eventually(lambda: _delivered(producer) and _polled(reader))
         assert _eventually(lambda: _delivered(producer) and _polled(member))
 
@@ -388,7 +388,9 @@ def test_only_the_topic_fails_that_may_not_be_read_any_more(cluster: Cluster) ->
     ):
         with pytest.raises(TopicAuthorizationFailed, match="'theirs'"):
             consumer.subscribe(["a-2", "theirs"])
-        assert {part.topic for part in consumer.assignment()} == {"a-2"}, "the other one is read"
+        assert {part.topic for part in consumer.assignment()} == {"a-2"}, (
+            "the topic that the user may read must be subscribed all the same"
+        )
         with _allowed(cluster, AclOperation.READ):
             _eventually(lambda: {part.topic for part in consumer.assignment()} == {"a-2", "theirs"})
             producer.send("theirs", b"theirs").result(timeout=PATIENCE_S)

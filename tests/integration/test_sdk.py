@@ -88,7 +88,9 @@ def test_many_threads_share_a_producer(cluster: Cluster, topic: str) -> None:
     for _, _, value in found:
         assert value is not None
         thread, number = value.split()
-        assert int(number) == seen.get(thread, -1) + 1, "one key, one partition, in order"
+        assert int(number) == seen.get(thread, -1) + 1, (
+            "records of one key must be in one partition in the order in which they were sent"
+        )
         seen[thread] = int(number)
 
 
@@ -377,7 +379,7 @@ def test_acks_0_finds_the_new_leader_after_an_orderly_hand_over(three: Cluster) 
 
         deadline = time.monotonic() + 60
         while not arrives():
-            assert time.monotonic() < deadline, "the producer goes on sending to the former leader"
+            assert time.monotonic() < deadline, "after 60 s the producer still sends to the former leader"
         assert all(arrives() for _ in range(10))
 
 
@@ -395,7 +397,7 @@ def test_acks_0_finds_the_new_leader_while_the_former_one_is_paused(three: Clust
             with Consumer(three.bootstrap) as consumer:
                 deadline = time.monotonic() + 60
                 while consumer.end_offsets([partition])[partition] < 2:
-                    assert time.monotonic() < deadline, "the producer goes on sending to the paused leader"
+                    assert time.monotonic() < deadline, "after 60 s the producer still sends to the paused leader"
                     producer.send(partition.topic, b"later", partition=0).result(30)
                     time.sleep(0.1)
         finally:

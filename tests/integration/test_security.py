@@ -124,7 +124,9 @@ def test_a_password_opens_and_nothing_else_does(cluster: Cluster) -> None:
                     await log_in(channel, user, password)
                 assert time.monotonic() - began_s >= 0.1
                 refusals.append(str(caught.value).replace(user, "X"))
-            assert len(set(refusals)) == 1, "who does not know the password learns of no names"
+            assert len(set(refusals)) == 1, (
+                "a refused login must not tell whether the user exists, but the refusals differ"
+            )
             for mechanism in ("SCRAM-SHA-256", "SCRAM-SHA-512"):
                 answer = await log_in(channel, "admin", USERS["admin"], mechanism)
                 assert answer.lifetime_ms == 3_600_000
@@ -152,7 +154,7 @@ def test_a_token_of_the_issuer_opens_for_as_long_as_it_lives(cluster: Cluster, i
             described = await _security(channel).DescribeUsers(
                 security_pb2.DescribeUsersRequest(), metadata=bearer(answer.token), timeout=TIMEOUT_S
             )
-            assert not described.HasField("error"), "the token's user is a super user"
+            assert not described.HasField("error"), "the user of the token is a super user, so the call must succeed"
             short = await _show(channel, issuer.token("admin", lifetime_s=8))
             assert 0 < short.lifetime_ms <= 8_000
             async with _stream(channel, bearer(short.token)) as call:

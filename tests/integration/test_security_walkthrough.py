@@ -54,4 +54,4 @@ def test_a_secured_server_from_nothing(tmp_path: Path) -> None:
         "refused, as it should be",
     ]
     assert "User:orders" in errors.splitlines()[-1]
-    assert "raftlog acl add" in errors.splitlines()[-1], "the refusal names what would allow it"
+    assert "raftlog acl add" in errors.splitlines()[-1], "the refusal must name the command that would allow it"

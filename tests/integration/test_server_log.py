@@ -62,7 +62,9 @@ def test_a_leader_change_is_told_by_events_and_levels_change_while_servers_run(t
             assert (levels["root"].value, levels["root"].source) == ("DEBUG", "dynamic_broker_logger")
             assert levels["broker.log"].value == "DEBUG"
             assert levels["broker.server.registration"].value == "ERROR"
-            assert admin.describe_configs(broker_logger=2)["root"].value == "INFO", "each broker for itself"
+            assert admin.describe_configs(broker_logger=2)["root"].value == "INFO", (
+                "the log levels of broker 3 must not change those of broker 2"
+            )
             until(lambda: any(line["level"] == "debug" for line in lines(cluster, 3)), "debug lines are written")
             admin.alter_configs(broker_logger=3, unset=["root"])
             assert admin.describe_configs(broker_logger=3)["root"].source == "static_broker"

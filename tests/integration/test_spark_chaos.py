@@ -147,12 +147,16 @@ class Drivers:
         """Every row is there once."""
         deadline_s = time.monotonic() + _MAX_RUN_S
         while (found := Counter(read_all(self._cluster.bootstrap, self._topic))).total() < self._files * _ROWS:
-            assert time.monotonic() < deadline_s, f"{found.total()} of {self._files * _ROWS} rows"
+            assert time.monotonic() < deadline_s, (
+                f"only {found.total()} of {self._files * _ROWS} rows can be read after {_MAX_RUN_S:g} s"
+            )
             time.sleep(0.2)  # a commit is told of moments before all of it can be read
         wanted = {f"{number:06}".encode() for number in range(self._files * _ROWS)}
         assert found.keys() - wanted == set()
-        assert wanted - found.keys() == set(), "rows are missing"
-        assert max(found.values()) == 1, "rows are there twice"
+        assert wanted - found.keys() == set(), "rows of the source are missing in the topic"
+        assert max(found.values()) == 1, (
+            f"rows were written twice: {[row for row, times in found.items() if times > 1][:5]}"
+        )
 
 
 @pytest.fixture
@@ -208,7 +212,7 @@ def test_the_jvm_is_killed_at_the_points_that_matter(drivers: Drivers, tmp_path:
         process = drivers.start(seed=number, fault=f"{point}:{drivers.noted() + 1}:{marker}")
         process.wait(_MAX_RUN_S)
         assert marker.exists(), drivers.tail()
-        assert process.returncode != 0, "it was killed"
+        assert process.returncode != 0, "the driver must have been killed, but ended with exit code 0"
         drivers.clean(process)
     drivers.finish(seed=99)
     drivers.check()

@@ -96,7 +96,9 @@ class Example:
                 while len(list(commits.glob("[0-9]*"))) < batches and process.poll() is None:
                     assert time.monotonic() < deadline
                     time.sleep(0.05)
-                assert process.poll() is None, f"it has ended by itself: {process.communicate()[0][-6000:]}"
+                assert process.poll() is None, (
+                    f"the example ended before it could be killed: {process.communicate()[0][-6000:]}"
+                )
             finally:
                 kill(process)
         return self.run()
@@ -137,7 +139,7 @@ def read_values(cluster: Cluster, topic: str, count: int) -> list[Any]:
     """Return all values, once there are so many: a commit is told of moments before all of it can be read."""
     deadline = time.monotonic() + _WAIT_S
     while len(found := read_now(cluster, topic)) < count:
-        assert time.monotonic() < deadline, f"{len(found)} of {count} values"
+        assert time.monotonic() < deadline, f"only {len(found)} of {count} values can be read after {_WAIT_S:g} s"
         time.sleep(0.1)
     return found
 
@@ -183,7 +185,7 @@ def test_departures_are_counted_exactly_once_whatever_is_killed(
     expected = hours_of(table, until_days_before_end=2)
     found = [json.loads(value) for value in read_values(cluster, results, len(expected))]
     windows = Counter((value["origin"], value["hour"]) for value in found)
-    assert max(windows.values()) == 1, "no window is there twice"
+    assert max(windows.values()) == 1, "a window was written twice"
     assert {key for key in windows if key not in expected} == set()
     assert len(expected) > 300
     assert {(value["origin"], value["hour"]): value for value in found} == expected

@@ -30,7 +30,7 @@ def read_all(bootstrap: str, topic: str, rows: int = 0) -> pa.Table:
     """Return what there is, once it is so many rows: a commit is told of moments before all of it can be read."""
     deadline = time.monotonic() + _WAIT_S
     while (found := read_now(bootstrap, topic)).num_rows < rows:
-        assert time.monotonic() < deadline, f"{found.num_rows} of {rows} rows"
+        assert time.monotonic() < deadline, f"only {found.num_rows} of {rows} rows can be read after {_WAIT_S:g} s"
         time.sleep(0.1)
     return found
 
@@ -306,7 +306,9 @@ def test_a_batch_write_that_fails_leaves_nothing(spark: Any, cluster: Cluster, t
             producer.send(topic, b"behind", partition=partition).result(60)
     deadline = time.monotonic() + _WAIT_S
     while (found := read_all(cluster.bootstrap, topic)["value"].to_pylist()) != [b"behind"] * 3:
-        assert time.monotonic() < deadline, f"{len(found)} rows"
+        assert time.monotonic() < deadline, (
+            f"after {_WAIT_S:g} s {len(found)} rows can be read, but only the three sent after the failed save must be"
+        )
         time.sleep(0.1)
 
 
@@ -358,12 +360,16 @@ def test_the_recipe_of_foreach_batch_outlives_its_checkpoint(spark: Any, cluster
         note.unlink()  # as if the driver had died before it noted batch 0
     run("first")
     for name in ("orders", "audit"):
-        assert sorted(read_all(cluster.bootstrap, name, 2)["value"].to_pylist()) == [b"a", b"b"], "a repeated batch"
+        assert sorted(read_all(cluster.bootstrap, name, 2)["value"].to_pylist()) == [b"a", b"b"], (
+            "a batch that is run again must not be written twice"
+        )
     add("c")
     run("second")
     for name in ("orders", "audit"):
         found = sorted(read_all(cluster.bootstrap, name, 5)["value"].to_pylist())
-        assert found == [b"a", b"a", b"b", b"b", b"c"], "a new checkpoint writes everything again, and what is new"
+        assert found == [b"a", b"a", b"b", b"b", b"c"], (
+            "a query with a new checkpoint must write all rows again, and the new one"
+        )
 
 
 def test_rows_of_every_kind(spark: Any, cluster: Cluster, topic: str) -> None:

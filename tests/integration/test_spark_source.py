@@ -235,7 +235,9 @@ def test_a_stream_reads_everything_once_in_limited_batches_and_goes_on_after_a_r
     assert {tasks for _, _, tasks in stream.batches} >= {6}  # the least number above 5 that shares evenly
     source = reports[0]["sources"][0]
     end, latest = source["endOffset"][topic], source["latestOffset"][topic]
-    assert (end, latest) == (dict.fromkeys("012", 133), dict.fromkeys("012", 300)), "the lag can be seen"
+    assert (end, latest) == (dict.fromkeys("012", 133), dict.fromkeys("012", 300)), (
+        "the progress report must show both the end of the batch and the end of the topic"
+    )
     behind = [lag(StreamingQueryProgress.fromJson(report)) for report in reports]
     assert behind[0] == {TopicPartition(topic, partition): 167 for partition in range(3)}
     assert set(behind[-1].values()) == {0}

@@ -151,6 +151,8 @@ def test_drivers_on_one_checkpoint_write_every_row_once(cluster: Cluster, topic:
     wanted = Counter(f"{batch}-{number}".encode() for batch in range(batches) for number in range(_ROWS))
     until_s = time.monotonic() + 90
     while sum((found := read_all(cluster.bootstrap, topic)).values()) < sum(wanted.values()):
-        assert time.monotonic() < until_s, f"{sum(found.values())} of {sum(wanted.values())} rows"
+        assert time.monotonic() < until_s, (
+            f"only {sum(found.values())} of {sum(wanted.values())} rows can be read after 90 s"
+        )
         time.sleep(0.2)
     assert found == wanted

@@ -52,7 +52,7 @@ def read(bootstrap: str, topic: str, *, isolation_level: IsolationLevel = "read_
         ends = consumer.end_offsets(places)
         deadline_s = time.monotonic() + _WAIT_S
         while any(consumer.position(place) < ends[place] for place in places):
-            assert time.monotonic() < deadline_s, "the end was not reached"
+            assert time.monotonic() < deadline_s, f"the end of the topic was not reached within {_WAIT_S:g} s"
             found += [record.value for record in consumer.poll(0.5) if record.value is not None]
     return found
 
@@ -65,7 +65,9 @@ def wait_until_read(bootstrap: str, topic: str, expected: list[bytes]) -> None:
     deadline_s = time.monotonic() + _WAIT_S
     while (found := Counter(read(bootstrap, topic))) != (wanted := Counter(expected)):
         assert not found - wanted, found - wanted
-        assert time.monotonic() < deadline_s, f"{found.total()} of {wanted.total()} values"
+        assert time.monotonic() < deadline_s, (
+            f"only {found.total()} of {wanted.total()} values can be read after {_WAIT_S:g} s"
+        )
         time.sleep(0.05)
 
 
@@ -95,7 +97,7 @@ def coordinator_of(cluster: Cluster, sink_id: str) -> int:
                 if not answer.error.code:
                     return int(answer.node_id)
         time.sleep(0.05)
-    raise AssertionError(f"nobody says who coordinates {sink_id}")
+    raise AssertionError(f"no node has answered which one coordinates {sink_id}")
 
 
 def test_a_batch_is_read_by_nobody_before_its_commit_and_by_all_after(cluster: Cluster, topic: str) -> None:
@@ -106,7 +108,9 @@ def test_a_batch_is_read_by_nobody_before_its_commit_and_by_all_after(cluster: C
         assert writer.commit(0, tokens) == (0, False, 150)
         wait_until_read(cluster.bootstrap, topic, [b"%d-%d" % (p, n) for p in range(3) for n in range(50)])
         assert writer.last_batch() == 0
-        assert writer.commit(0, tokens).records in (0, 150), "a repetition"
+        assert writer.commit(0, tokens).records in (0, 150), (
+            "a repeated commit must report no rows, or those of the first one"
+        )
         again = staged(writer, topic, 0, [b"again"])
         assert again.already_committed
         assert writer.commit(0, [again]).already_committed
@@ -175,7 +179,7 @@ def test_a_missing_topic_and_a_deleted_one_are_told(cluster: Cluster, topic: str
         token = staged(writer, topic, 0, [b"a"])
         with Admin(cluster.bootstrap) as admin:
             admin.delete_topic(topic)
-        assert writer.commit(0, [token]).batch_id == 0, "there is nothing left to mark"
+        assert writer.commit(0, [token]).batch_id == 0, "the commit must succeed, as the deleted topic needs no markers"
         assert writer.last_batch() == 0
 
 

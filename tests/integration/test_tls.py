@@ -230,7 +230,7 @@ def test_a_new_certificate_is_shown_without_a_restart(cluster: Cluster) -> None:
     cluster.authority.issue("node-1", node_ids=[1])
     deadline_s = time.monotonic() + PATIENCE_S
     while _shown(cluster, 1) == before:
-        assert time.monotonic() < deadline_s, "the new certificate is not shown"
+        assert time.monotonic() < deadline_s, f"the broker still shows the old certificate after {PATIENCE_S:g} s"
         time.sleep(0.1)
     with Producer(cluster.bootstrap, config=cluster.client_config) as producer:
         producer.send("t", b"after").result(PATIENCE_S)
@@ -338,5 +338,5 @@ def _wait_in_sync(cluster: Cluster, config: dict[str, str]) -> None:
     deadline_s = time.monotonic() + PATIENCE_S
     with Admin(cluster.bootstrap, config=config) as admin:
         while any(len(part.isr) < 3 for part in admin.describe_topic("t").partitions):
-            assert time.monotonic() < deadline_s, "not in sync again"
+            assert time.monotonic() < deadline_s, f"the replicas are not in sync again after {PATIENCE_S:g} s"
             time.sleep(0.1)

@@ -134,7 +134,9 @@ def test_what_hangs_is_found_and_ended_and_hangs_no_more_after_the_upgrade(
                 send_without_adding(producer, topic, b"hangs", monkeypatch)
             producer.abort_transaction()
         with producer_of(older, topic) as successor:
-            assert admin.describe_transaction(topic).producer_id != before, "a bound one"
+            assert admin.describe_transaction(topic).producer_id != before, (
+                "the new producer must have another producer id, one that is bound to its transactional id"
+            )
             successor.send(topic, b"of its successor", partition=1).result(WAIT_S)
             successor.commit_transaction()
         assert admin.find_hanging_transactions(max_transaction_timeout_ms=0) == []

@@ -71,7 +71,9 @@ def read(cluster: Cluster, topic: str, isolation: IsolationLevel = "read_committ
         ends = consumer.end_offsets(parts)
         until = time.monotonic() + WAIT_S
         while any(consumer.position(part) < end for part, end in ends.items()):
-            assert time.monotonic() < until, f"{len(found)} values read, and the end is not reached: {ends}"
+            assert time.monotonic() < until, (
+                f"after {WAIT_S:g} s {len(found)} values were read, and the ends {ends} are not reached"
+            )
             found += [record.value for record in consumer.poll(0.2)]
     return found
 
@@ -82,7 +84,7 @@ def wait_until_read(cluster: Cluster, topic: str, expected: list[bytes]) -> None
     until = time.monotonic() + WAIT_S
     while (found := sorted(filter(None, read(cluster, topic)))) != sorted(expected):
         assert not Counter(found) - Counter(expected)
-        assert time.monotonic() < until, f"{len(found)} of {len(expected)} values"
+        assert time.monotonic() < until, f"only {len(found)} of {len(expected)} values can be read after {WAIT_S:g} s"
         time.sleep(0.1)
 
 
@@ -95,7 +97,7 @@ def wait_until_over(cluster: Cluster, topic: str) -> None:
     ):
         until = time.monotonic() + WAIT_S
         while committed.end_offsets(parts) != everything.end_offsets(parts):
-            assert time.monotonic() < until, "a transaction is open for ever"
+            assert time.monotonic() < until, f"after {WAIT_S:g} s a transaction is still open"
             time.sleep(0.05)
 
 
@@ -260,7 +262,9 @@ def test_what_a_killed_process_left_open_is_aborted_after_the_timeout(cluster: C
         with producer.transaction():
             send_all(producer, topic, numbered(3))
         found = read(cluster, topic)
-        assert found == [] or time.monotonic() >= begun_s + LEFT_OPEN_S, "what is behind an open transaction waits"
+        assert found == [] or time.monotonic() >= begun_s + LEFT_OPEN_S, (
+            "records behind an open transaction must not be read before its timeout"
+        )
         wait_until_read(cluster, topic, numbered(3))
 
 
@@ -398,8 +402,8 @@ def test_consume_transform_produce_is_exactly_once_whoever_is_killed(cluster: Cl
         while sum((found := committed_counts(cluster, target)).values()) < len(values):
             for worker in workers:
                 assert worker.process.poll() is None, worker.output.read_text()[-3000:]
-            assert time.monotonic() < until, f"{len(found)} of {len(values)}: " + "\n".join(
-                worker.output.read_text()[-1000:] for worker in workers
+            assert time.monotonic() < until, "only {} of {} values were copied in time: {}".format(
+                len(found), len(values), "\n".join(worker.output.read_text()[-1000:] for worker in workers)
             )
             time.sleep(0.5)
         time.sleep(1)

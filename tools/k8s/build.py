@@ -45,7 +45,7 @@ _PACKAGES: Final = {
 def version_of(module: str) -> str:
     """Return the version of a module that go.mod pins."""
     found = re.search(rf"^\s+{re.escape(module)} (v\S+)", (PROGRAMS / "go.mod").read_text(), re.MULTILINE)
-    assert found, f"go.mod names no {module}"
+    assert found, f"go.mod has no version of {module}"
     return found[1]
 
 

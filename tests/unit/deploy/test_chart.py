@@ -41,7 +41,7 @@ def test_helm_finds_nothing_to_complain_of(helm: Path) -> None:
 def test_the_committed_manifests_are_what_the_chart_renders(helm: Path, example: str) -> None:
     done = tool.render(helm, "--values", str(EXAMPLES / example))
     assert done.returncode == 0, done.stderr
-    assert done.stdout == (MANIFESTS / example).read_text(), "stale: ./dev chart writes them anew"
+    assert done.stdout == (MANIFESTS / example).read_text(), f"{example} is out of date; ./dev chart writes it anew"
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,9 @@ def test_a_given_secret_is_mounted_and_jobs_without_a_certificate_get_the_ca_alo
     }
     assert mounted["raftlog-broker"]["secretName"] == "of-brokers"
     assert mounted["raftlog-controller"]["secretName"] == "of-controllers"
-    assert mounted["raftlog-apply"]["items"] == [{"key": "ca.crt", "path": "ca.crt"}], "not the brokers' key"
+    assert mounted["raftlog-apply"]["items"] == [{"key": "ca.crt", "path": "ca.crt"}], (
+        "the pod must mount the CA's certificate only, not the brokers' key"
+    )
 
 
 def test_controllers_can_be_rolled_after_the_brokers(helm: Path) -> None:

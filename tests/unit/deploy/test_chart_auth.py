@@ -85,7 +85,9 @@ def clients(manifests: list[Manifest]) -> Iterator[tuple[Manifest, dict[str, obj
         pod = pod_of(named(manifests, kind, name))
         environment = {each["name"]: each["value"] for each in pod["containers"][0]["env"]}
         settings = client_config.of_environment(environment)
-        assert len(settings) == len(environment) - 1, "all of them are settings, but for the address"
+        assert len(settings) == len(environment) - 1, (
+            "all environment variables but the address must be client settings"
+        )
         yield pod, settings
     files = named(manifests, "ConfigMap", "raftlog-broker")["data"]
     brokers = pod_of(named(manifests, "StatefulSet", "raftlog-broker"))
@@ -137,7 +139,7 @@ def test_the_charts_own_clients_may_do_all(render: Render, values: Values) -> No
     common_name = certificates[secret]["commonName"] if certificates else values["auth"]["admin"]["user"]
     assert super_users == [f"User:{common_name}"]
     brokers = [settings for _, settings in clients(manifests)][-1]
-    assert "ssl.certificate.location" in brokers, "preStop shows the broker's, which names nodes"
+    assert "ssl.certificate.location" in brokers, "preStop must use the broker's certificate, which names nodes"
 
 
 def test_passwords_reach_nobody_else(render: Render, values: Values) -> None:
@@ -154,7 +156,9 @@ def test_passwords_reach_nobody_else(render: Render, values: Values) -> None:
                 for secret in filter(None, sources):
                     secrets.setdefault(secret, set()).add(each["metadata"]["name"])
             container = pod_of(each)["containers"][0]
-            assert "secretKeyRef" not in json.dumps(container), "an environment is easily shown"
+            assert "secretKeyRef" not in json.dumps(container), (
+                "the container has a secret in its environment, which is easily shown"
+            )
     assert secrets["of-shop"] == secrets["of-billing"] == {"raftlog-apply"}
     if values.get("auth", {}).get("enabled"):
         at_first = {"raftlog-broker"}
@@ -284,7 +288,7 @@ def test_turning_it_on_has_neighbours_that_understand_each_other(render: Render,
         for _, settings in clients(manifests):
             for broker in brokers[max(0, number - 1) : number + 1]:
                 if settings["security.protocol"] == "sasl_ssl":
-                    assert broker.sasl_users_location, "it knows who logs in"
+                    assert broker.sasl_users_location, "the broker must know the users that its clients log in as"
                     assert settings["sasl.mechanism"] in broker.sasl_enabled_mechanisms
                 else:
                     assert broker.listener_security_protocol == "ssl"

@@ -67,13 +67,17 @@ def test_with_users_people_log_in_themselves(render: Render) -> None:
         for each in deployment(render, USERS)["spec"]["template"]["spec"]["volumes"]
         if each.get("secret", {}).get("secretName") == "of-brokers"
     ]
-    assert tls["secret"]["items"] == [{"key": "ca.crt", "path": "ca.crt"}], "a broker's key stays with brokers"
+    assert tls["secret"]["items"] == [{"key": "ca.crt", "path": "ca.crt"}], (
+        "the pod must mount the CA's certificate only, not a broker's key"
+    )
     assert "of-root" not in str(deployment(render, USERS))
 
 
 def test_where_certificates_are_required_it_shows_that_of_the_charts_clients(render: Render) -> None:
     container = console(render, {"tls": TLS, "console": {"enabled": True}})
-    assert "--read-only" in container["args"], "everybody who opens it would have its permissions"
+    assert "--read-only" in container["args"], (
+        "the console must be read-only: all who open it would share its permissions"
+    )
     assert {"RAFTLOG_SSL_CERTIFICATE_LOCATION", "RAFTLOG_SSL_KEY_LOCATION"} <= {
         each["name"] for each in container["env"]
     }
@@ -91,7 +95,9 @@ def test_people_log_in_with_their_certificates_where_that_is_wanted(render: Rend
     }
     volumes = deployment(render, CERTIFICATES)["spec"]["template"]["spec"]["volumes"]
     [ca] = [each["secret"] for each in volumes if each["name"] == "tls"]
-    assert ca["items"] == [{"key": "ca.crt", "path": "ca.crt"}], "no private key of the cluster"
+    assert ca["items"] == [{"key": "ca.crt", "path": "ca.crt"}], (
+        "the pod must mount the CA's certificate only, not a private key of the cluster"
+    )
     assert "of-clients" not in str(volumes)
     read_only = {**CERTIFICATES, "console": {**BY_CERTIFICATE, "readOnly": True}}
     assert {"--read-only", "--certificate-logins"} <= set(console(render, read_only)["args"])
@@ -163,7 +169,9 @@ def test_an_ingress_and_its_network(render: Render, values: Values) -> None:
     assert container["args"][container["args"].index("--allowed-host") :].count(HOST) == 1
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
         headers = container[probe]["httpGet"]["httpHeaders"]
-        assert headers == [{"name": "Host", "value": "localhost"}], "other names are refused"
+        assert headers == [{"name": "Host", "value": "localhost"}], (
+            "the probe must name the host localhost, as other names are refused"
+        )
 
 
 @pytest.mark.parametrize(

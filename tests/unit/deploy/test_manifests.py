@@ -78,7 +78,9 @@ def test_pods_have_no_rights_that_they_do_not_need(manifests: list[Manifest]) ->
                 "capabilities": {"drop": ["ALL"]},
             }
             assert "memory" in container["resources"]["limits"], container["name"]
-            assert "cpu" not in container["resources"].get("limits", {}), "a throttled event loop misses heartbeats"
+            assert "cpu" not in container["resources"].get("limits", {}), (
+                f"{container['name']} has a CPU limit, which would throttle its event loop until heartbeats are late"
+            )
 
 
 def test_probes_ask_what_they_are_for(manifests: list[Manifest]) -> None:
@@ -169,7 +171,9 @@ def test_servers_take_the_configuration_that_is_written_for_them(started: list[P
         if config.is_controller:
             host = config.controller_quorum_voters[config.node_id][0]
             ordinal = config.node_id % 1000
-            assert host.startswith(f"{name}-{ordinal}.{pod.stateful['spec']['serviceName']}."), "its own name in DNS"
+            assert host.startswith(f"{name}-{ordinal}.{pod.stateful['spec']['serviceName']}."), (
+                f"the host {host} must be the pod's own name in DNS"
+            )
 
 
 def test_certificates_name_every_node_and_every_address_that_somebody_connects_to(
@@ -186,7 +190,9 @@ def test_certificates_name_every_node_and_every_address_that_somebody_connects_t
         ]
         certificate, config = certificates[secret], pod.config
         assert config.node_id in node_ids_named(certificate["uris"], [certificate["commonName"]])
-        assert {"server auth", "client auth"} <= set(certificate["usages"]), "nodes are each other's clients"
+        assert {"server auth", "client auth"} <= set(certificate["usages"]), (
+            "the certificate must serve for servers and clients, as nodes are each other's clients"
+        )
         names = [*certificate["dnsNames"], *certificate.get("ipAddresses", [])]
         told = [config.advertised_inter_node_listener]
         if config.is_controller:
@@ -233,9 +239,11 @@ def test_a_broker_is_drained_before_it_stops(started: list[Pod], tmp_path: Path)
         arguments = [str(here.get(each, each)) for each in said[3:]]
         command = typer.main.get_command(tree()).commands["broker"].commands["drain"]  # type: ignore[attr-defined]
         given = command.make_context("drain", arguments).params
-        assert given["until_restart"] is True, "nobody undrains it"
+        assert given["until_restart"] is True, "the drain must end at the restart, as no person undrains the broker"
         grace_s = pod.stateful["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
-        assert 0 < given["timeout_s"] < grace_s, "time is left for the stop itself"
+        assert 0 < given["timeout_s"] < grace_s, (
+            f"the drain may take {given['timeout_s']} s of {grace_s} s, but must leave time for the stop itself"
+        )
         assert (given["client_config"] is not None) == bool(pod.config.ssl_keystore_location)
 
 

@@ -66,12 +66,12 @@ def check(line: str) -> None:
             places -= 1
             continue
         name, has_value, _ = token.partition("=")
-        assert name in options, f"{line}: {token}"
+        assert name in options, f"{line}: the command has no option {token}"
         param = options[name]
         assert isinstance(param, TyperOption)
         if not param.is_flag and not has_value and rest:  # the last one may stand for itself
             rest.pop(0)
-    assert places >= 0, f"{line}: takes no such argument"
+    assert places >= 0, f"{line}: the command takes fewer arguments"
 
 
 def test_every_alert_has_its_row() -> None:

@@ -115,7 +115,9 @@ def test_a_time_that_spark_does_not_have_is_named_not_wrapped(beyond: int) -> No
         for words in (f"t-3: the record at offset {offset} has the timestamp {beyond} ms", '.schema("'):
             assert words in str(caught.value)
         without = StructType().add("value", BinaryType())
-        assert BatchMaker(without).batch([chunk]).num_rows == 4, "as the message says"
+        assert BatchMaker(without).batch([chunk]).num_rows == 4, (
+            "without the timestamp column the rows must be read, as the error message says"
+        )
 
 
 def test_a_time_that_spark_does_not_have_ends_the_task_whatever_may_be_lost(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,7 +92,7 @@ def test_a_named_python_without_the_package_is_told(
     assert words in said
     assert "DATA_SOURCE_NOT_FOUND" in said
     assert f"PYSPARK_PYTHON={sys.executable}" in said
-    assert os.environ[name] == other, "a choice is not changed"
+    assert os.environ[name] == other, "a variable that the user has set must not be changed"
 
 
 def test_a_named_python_that_is_not_there_is_told(
@@ -128,7 +128,7 @@ def test_a_jvm_that_runs_already_is_asked_for_its_own_environment(
     said = warned(caplog)
     assert f"{environment['PYSPARK_PYTHON']} (from PYSPARK_PYTHON)" in said
     assert "or call pyspark_raftlog.setup(spark)" in said
-    assert "PYSPARK_PYTHON" not in os.environ, "it is too late for that"
+    assert "PYSPARK_PYTHON" not in os.environ, "the variable must not be set, as it is too late for that"
     caplog.clear()
     environment.clear()
     python("python3", BARE)

@@ -40,7 +40,7 @@ def test_names_do_not_depend_on_case_and_sparks_own_options_are_passed_over() ->
         {"Bootstrap.Servers": "a:1", "checkpointLocation": "/tmp/c", "queryName": "q", "Compression.Type": "zstd"},
         streaming=True,
     )
-    assert options.exactly_once, "the default"
+    assert options.exactly_once, "exactly_once must be the default"
     assert options.topic is None
     assert dict(options.producer)["compression.type"] == "zstd"
 

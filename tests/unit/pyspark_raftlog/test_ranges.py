@@ -22,7 +22,7 @@ def test_offsets_are_written_as_kafka_does_with_the_ids_of_the_topics() -> None:
     assert text == '{"a": {"0": 1, "2": 3, "10": 2}, "b": {"0": 4}, "@topic_ids": {"a": "aa", "b": "bb"}}'
     back = Offsets.from_json(json.loads(text))
     assert back.positions == offsets.positions
-    assert json.dumps(back.to_json()) == text, "Spark compares offsets as text"
+    assert json.dumps(back.to_json()) == text, "the text must stay the same, as Spark compares offsets as text"
 
 
 def test_offsets_of_kafkas_form_have_no_ids() -> None:
@@ -50,9 +50,13 @@ def test_a_trigger_is_limited_and_always_gets_on(sizes: list[int], max_rows: int
     assert all(start[part] <= found[part] <= end[part] for part in end)
     read = sum(found[part] - start[part] for part in end)
     hardly_behind = sum(size > 0 and max_rows * size < sum(sizes) for size in sizes)
-    assert read <= max_rows + hardly_behind, "one offset more for each that would have none"
+    assert read <= max_rows + hardly_behind, (
+        "at most one offset more than the limit may be read for each partition that would get none"
+    )
     assert read >= min(sum(sizes), max(1, max_rows - len(sizes)))
-    assert all(found[part] > start[part] for part in end if end[part] > start[part]), "nobody is starved"
+    assert all(found[part] > start[part] for part in end if end[part] > start[part]), (
+        "each partition with new records must get some of them"
+    )
 
 
 def test_a_trigger_is_shared_out_by_how_far_partitions_are_behind() -> None:

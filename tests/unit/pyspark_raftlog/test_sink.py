@@ -49,7 +49,7 @@ class RememberingProducer:
         self.flushed = True
 
     def close(self, timeout: float) -> None:
-        assert timeout == 0, "a failed task does not wait for records that nobody wants any more"
+        assert timeout == 0, f"a failed task must not wait for records, but close was given {timeout} s"
         self.closed = True
 
 

@@ -120,7 +120,7 @@ def test_a_stream_is_read_in_batches_that_fit_together() -> None:
     last = made.latestOffset(end, ALL)
     assert last == made.reportLatestOffset() == offsets(100, 50)
     assert spans(made.partitions(end, last)) == [("t", 0, 20, 100), ("t", 1, 10, 50)]
-    assert made.latestOffset(last, ALL) is last, "the same text: there is nothing new"
+    assert made.latestOffset(last, ALL) is last, "with nothing new the very same object must be returned"
     assert made.partitions(last, last) == []
 
 
@@ -136,7 +136,7 @@ def test_latest_begins_with_an_empty_batch(cluster: type[Cluster]) -> None:
     made = stream(startingOffsets="latest")
     start = made.initialOffset()
     cluster.topics_now["t"].bounds = [(0, 110), (0, 50)]
-    assert made.initialOffset() == start, "Spark asks twice"
+    assert made.initialOffset() == start, "a second question must get the same start"
     assert made.latestOffset(start, ALL) == start
     assert made.partitions(start, start) == []
     assert made.latestOffset(start, ALL) == offsets(110, 50)
@@ -201,7 +201,7 @@ def test_small_batches_wait_until_they_are_large_or_old(
     cluster.topics_now["t"].bounds = [(0, 151), (0, 50)]
     now_s += 9.9
     assert made.latestOffset(end, limit) is end
-    assert made.latestOffset(end, ALL) == offsets(151, 50), "Spark may ask for everything"
+    assert made.latestOffset(end, ALL) == offsets(151, 50), "Spark must get all offsets when it asks for all"
     now_s += 0.2
     assert made.latestOffset(end, limit) == offsets(151, 50)
 
@@ -281,7 +281,9 @@ def test_where_a_query_begins() -> None:
     strategy = {"startingOffsetsByTimestampStrategy": "latest"}
     late = stream(startingTimestamp=60, **strategy)
     assert late.initialOffset() == offsets(60, 50)
-    assert late.latestOffset(offsets(60, 50), ALL) == offsets(60, 50), "as with latest: an empty batch first"
+    assert late.latestOffset(offsets(60, 50), ALL) == offsets(60, 50), (
+        "the first batch must be empty, as with startingOffsets=latest"
+    )
     lenient = stream(startingOffsets='{"t": {"0": 1, "1": 51}}', failOnDataLoss=False)
     assert lenient.initialOffset() == offsets(1, 50)
 
@@ -291,7 +293,9 @@ def test_a_batch_query_reads_what_lies_between(cluster: type[Cluster]) -> None:
     batch = made.reader(made.schema())
     assert spans(batch.partitions()) == [("t", 0, 0, 30), ("t", 0, 30, 60), ("t", 1, 0, 25), ("t", 1, 25, 50)]
     assert [reader.closed for reader in cluster.made] == [True]
-    assert list(batch.read(InputPartition(None))) == [], "Spark's task for a query that has none"
+    assert list(batch.read(InputPartition(None))) == [], (
+        "the task that Spark starts for a query without partitions must return no rows"
+    )
 
 
 class Reading:
@@ -341,10 +345,12 @@ def test_a_worker_keeps_its_reader_from_task_to_task(reading: type[Reading], mon
     part = TopicPartition("t", 0)
     assert one.asked == [(part, b"\1", 5, 9, 120.0), (TopicPartition("t", 1), b"\1", 0, 3, 120.0)]
     read(stream(**{"fetch.max.bytes": 5000}), Range("t", 0, 5, 9))
-    assert [each.closed for each in reading.made] == [True, False], "other options, another reader"
+    assert [each.closed for each in reading.made] == [True, False], (
+        "other options must have another reader, and the former one must be closed"
+    )
     monkeypatch.setattr(os, "getpid", lambda: -5)
     read(made, Range("t", 0, 5, 9))
-    assert len(reading.made) == 3, "never that of the process that this one was forked from"
+    assert len(reading.made) == 3, "a forked process must not use the reader of its parent"
     assert not reading.made[1].closed
 
 

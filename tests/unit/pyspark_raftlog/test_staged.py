@@ -59,7 +59,7 @@ def test_a_replayed_batch_is_skipped_whatever_its_partitions_are_now(cluster: Fa
     query.commit(0, [query.task(0, ["a", "b"]), query.task(0, ["c"], partition=1)])
     untouched = iter([pa.record_batch({"value": ["c", "b", "a"]})])
     again = [query.task(0, untouched)]
-    assert (again[0].rows, len(list(untouched))) == (0, 1), "its rows are not even read"
+    assert (again[0].rows, len(list(untouched))) == (0, 1), "the rows of a committed batch must not even be read"
     query.commit(0, again)
     query.commit(1, [query.task(1, ["d"])])
     assert cluster.committed("t") == values("a", "b", "c", "d")
@@ -81,7 +81,7 @@ def test_of_attempts_of_a_task_only_the_winner_counts(cluster: FakeStageCluster,
     assert first != second != zombie
     assert cluster.committed("t") == values("a", "b")
     query.commit(0, [zombie])
-    assert query.task(0, ["a", "b"], attempt=3).rows == 0, "later than the commit there is nothing to stage"
+    assert query.task(0, ["a", "b"], attempt=3).rows == 0, "nothing must be staged for a committed batch"
     states = [stage.state for stage in cluster.stages.stages.values()]
     assert sorted(states) == ["aborted", "aborted", "committed"]
     assert cluster.committed("t") == values("a", "b")
@@ -173,13 +173,13 @@ def test_a_query_that_is_stopped_in_the_middle_of_a_batch_leaves_no_stage_open(
 
     query.task(0, ["a"])
     query.abort(0, [None, None])
-    assert states() == ["open"], "nobody has told which sink it is"
+    assert states() == ["open"], "the stage must stay open, as no task has told which sink it belongs to"
     query.commit(0, [query.task(0, ["a"], attempt=1)])
     assert states() == ["aborted", "committed"]
     query.task(1, ["b"])
     query.task(1, ["c"], partition=1)
     query.abort(0, [None])
-    assert states()[2:] == ["open", "open"], "they are of a later batch"
+    assert states()[2:] == ["open", "open"], "the stages must stay open, as they belong to a later batch"
     query.abort(1, [None, None])
     assert states()[2:] == ["aborted", "aborted"]
 
@@ -295,7 +295,7 @@ def test_a_batch_write_is_a_sink_of_its_own(cluster: FakeStageCluster, query: Qu
     assert cluster.committed("t") == values("a", "a", "b", "b")
     assert len(cluster.stages.sinks) == 2
     assert {sink.expire_after_ms for sink in cluster.stages.sinks.values()} == {24 * 60 * 60 * 1000}
-    assert "LastBatch" not in cluster.stages.calls, "nobody can have committed it before"
+    assert "LastBatch" not in cluster.stages.calls, "the sink must not be asked for its last batch, as it is new"
 
 
 def test_a_named_batch_write_happens_once(
@@ -313,7 +313,7 @@ def test_a_named_batch_write_happens_once(
     assert told() == []
     write(20260101, "again")
     [skipped] = told()
-    assert skipped.levelno == logging.WARNING, "else nobody would know that nothing was written"
+    assert skipped.levelno == logging.WARNING, "a skipped batch must be logged as a warning, or the user would not know"
     for words in ("txn.app.id=nightly", "txn.version=20260101", "nothing was written", "a new checkpoint"):
         assert words in skipped.getMessage()
     write(20260102, "b")
@@ -321,7 +321,9 @@ def test_a_named_batch_write_happens_once(
     write(20260101, "late")
     assert len(told()) == 2
     assert cluster.committed("t") == values("a", "b")
-    assert cluster.stages.sinks["nightly"].expire_after_ms == 0, "for as long as it may come again"
+    assert cluster.stages.sinks["nightly"].expire_after_ms == 0, (
+        "the sink must never expire, as the batch may come again at any time"
+    )
 
 
 def test_a_process_has_the_connections_of_one_cluster_and_its_settings(cluster: FakeStageCluster, query: Query) -> None:

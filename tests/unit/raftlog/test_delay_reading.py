@@ -50,7 +50,9 @@ def test_what_could_not_be_handed_over_is_read_again(at_ms: list[int]) -> None:
     reading.after_poll([record(3, 500), record(4, 500), record(7, 500, 1)])
     at_ms[0] = 500
     taken = reading.take(10)
-    assert reading.put_back(taken, [ONE]) == {ONE: 7}, "the other one is somebody else's by now"
+    assert reading.put_back(taken, [ONE]) == {ONE: 7}, (
+        "only the own partition must be put back, as the other has been given to another member"
+    )
     assert reading.put_back(taken, [ZERO, ONE]) == {ZERO: 3, ONE: 7}
     assert reading.take(10) == []
 
@@ -112,7 +114,9 @@ def test_a_target_that_refuses_holds_up_its_own_partition_only(at_ms: list[int])
     both = round_.next()
     assert both is not None
     refusal = InvalidRequestError("no such target")
-    assert round_.failed(both, refusal, in_doubt=False) == [], "each is tried for itself"
+    assert round_.failed(both, refusal, in_doubt=False) == [], (
+        "after a refusal of both, each record must be tried by itself"
+    )
     first, second = round_.next(), round_.next()
     assert first is not None
     assert second is not None
@@ -122,4 +126,6 @@ def test_a_target_that_refuses_holds_up_its_own_partition_only(at_ms: list[int])
     round_.done(second, SortedOut([], [], 1))
     assert (round_.handed_over, round_.error, round_.over) == (1, refusal, False)
     assert str(ZERO) in "".join(refusal.__notes__)
-    assert reading.before_poll(None).pause == [ZERO], "others go first"
+    assert reading.before_poll(None).pause == [ZERO], (
+        "the partition with the refused record must pause, so that others go first"
+    )

@@ -41,7 +41,7 @@ def test_without_a_current_span_headers_stay_as_they_are() -> None:
         assert begin().headers == ()
         assert begin().traceparent is None
         assert begin(("a", b"1"), mine).headers == (("a", b"1"), mine)
-        assert begin(mine).traceparent == str(SENT), "brokers go on with a record that is passed on"
+        assert begin(mine).traceparent == str(SENT), "a record that is passed on must keep its trace"
         assert begin(("traceparent", str(SENT._replace(flags=0)).encode())).traceparent is None
         assert begin(("traceparent", b"rubbish")).traceparent is None
         assert exporter.get_finished_spans() == ()

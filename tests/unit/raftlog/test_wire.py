@@ -221,7 +221,9 @@ def test_the_parts_of_all_requests_of_a_message_count_together(monkeypatch: pyte
     prefix = b"\x42" + wire._varint(len(further))
     with pytest.raises(InvalidRequestError, match="at most 10000 parts"):
         decode_produce((prefix + further) * 100)
-    assert len(built) <= MAX_PARTS, "the others are not built before they are refused"
+    assert len(built) <= MAX_PARTS, (
+        f"{len(built)} parts were built, though more than {MAX_PARTS} must be refused before they are"
+    )
 
 
 def test_a_message_holds_so_many_requests() -> None:

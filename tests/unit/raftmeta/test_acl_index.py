@@ -293,7 +293,7 @@ def test_decisions_are_those_of_kafkas_rules(
             assert each.has_acls(question[3], name) == any(is_about(a, question[3], name) for a in acls)
             assert each.may_any(*question) == plainly_any(acls, *question)
             if decision.allowed:
-                assert each.may_any(*question), "what is allowed somewhere is allowed anywhere"
+                assert each.may_any(*question), "what is allowed for one resource must count as allowed for any"
 
 
 _patterns = st.builds(
@@ -374,7 +374,9 @@ def test_a_decision_takes_no_longer_among_ten_thousand_acls_than_among_a_few() -
         topics = [acl(f"topic{n}", host=f"10.0.{n % 250}.1") for n in range(count // 2)]
         index = AclIndex([*users, *topics])
         took_s[count] = min(decide_s(index, count) for _ in range(20))
-    assert took_s[MANY] < 20 * took_s[20], "there are 500 times as many"
+    assert took_s[MANY] < 20 * took_s[20], (
+        f"a decision with 500 times as many ACLs took {took_s[MANY] / took_s[20]:.0f} times as long"
+    )
 
 
 def test_a_change_leaves_what_it_does_not_touch_as_it_is() -> None:

@@ -433,7 +433,9 @@ def test_topics_that_may_lack_records_do_so_until_the_broker_was_let_in() -> Non
     image, _ = accept(image, register(1, incarnation=2, synced_epoch=epoch, unsynced_topics=[7]))
     epoch = broker_epoch(image, 1)
     image, _ = accept(image, register(1, incarnation=3, synced_epoch=epoch, unsynced_topics=[8], previous_epoch=epoch))
-    assert image.brokers[1].unsynced_topic_ids == (uuid_of(7),), "a clean stop adds none and brings nothing back"
+    assert image.brokers[1].unsynced_topic_ids == (uuid_of(7),), (
+        "a clean stop must neither add nor restore topics that may lack records"
+    )
 
 
 def test_after_a_clean_stop_no_topic_lacks_records() -> None:
@@ -714,7 +716,9 @@ def test_what_was_asked_before_a_leadership_was_revoked_is_refused() -> None:
     image, _ = accept(THREE, revoke(refs((1, 0))))
     assert isinstance(refusal(image, late), FencedLeaderEpoch)
     image, _ = accept(image, elect(refs((1, 0)), handed_over=True))
-    assert isinstance(refusal(image, late), FencedLeaderEpoch), "it leads again, in another epoch"
+    assert isinstance(refusal(image, late), FencedLeaderEpoch), (
+        "the late change must be refused, as the broker leads again in another epoch"
+    )
 
 
 # Moving (KIP-455)
@@ -838,7 +842,7 @@ def test_each_flag_is_taken_back_by_itself() -> None:
     assert (image.brokers[2].cordoned, image.brokers[2].drained) == (True, False)
     image = altered(image, 2, cordoned=False)
     assert image.brokers[2] == three().brokers[2]
-    assert decide(image, alter_broker(2, False, False)).records == (), "nothing to do any more"
+    assert decide(image, alter_broker(2, False, False)).records == (), "the repeated change must write no records"
 
 
 def test_what_cannot_be_asked_for() -> None:
@@ -865,7 +869,7 @@ def test_the_flags_outlive_processes_and_snapshots() -> None:
     assert image.brokers[3].drained
     assert image_from_records(image.to_records(), image.offset) == image
     image, _ = accept(image, register(3, incarnation=2, port=9999, directory=7))
-    assert image.brokers[3].drained, "also where it comes back with an empty disk, on another machine"
+    assert image.brokers[3].drained, "the drain must survive a restart, also with an empty disk on another machine"
 
 
 def test_a_broker_that_is_unregistered_and_comes_back_is_like_a_new_one() -> None:
@@ -881,7 +885,7 @@ def test_drained_until_restart_ends_with_the_process() -> None:
     again = register(2, incarnation=1, rack="r")  # the same process, with something new to say
     image, _ = accept(image, again)
     assert (image.brokers[2].rack, image.brokers[2].drained) == ("r", True)
-    assert down(image, 2).brokers[2].drained, "nobody hears of it, it may be the same process all the same"
+    assert down(image, 2).brokers[2].drained, "the drain must stay, as the broker may be the same process"
     image = restarted(image, 2)
     assert image.brokers[2].broker_epoch > known.broker_epoch
     assert not image.brokers[2].drained
@@ -955,10 +959,12 @@ def test_drained_brokers_are_elected_last_and_before_nobody() -> None:
     image = altered(three(), 2, drained=True)
     assert leader(down(image, 1)) == 3
     image = down(down(image, 1), 3)
-    assert leader(image) == 2, "a drained leader is better than none"
+    assert leader(image) == 2, "a drained broker must lead if no other can"
     image = restarted(image, 3)
     image, _ = accept(image, alter_partition(image, [2, 3]))
-    assert partition_of(image).revoked_leader == 2, "and gives way as soon as another is in sync"
+    assert partition_of(image).revoked_leader == 2, (
+        "the drained leader must be revoked as soon as another replica is in sync"
+    )
     image, _ = accept(image, elect(FIRST, handed_over=True))
     assert leader(image) == 3
 
@@ -1021,7 +1027,7 @@ def test_preferred_elections_pass_drained_brokers_over() -> None:
     assert list(not_preferred(image)) == []
     assert imbalanced(image, 0) == []
     image = altered(image, 1, drained=False)
-    assert leader(image) == 2, "nothing comes back by itself, at once"
+    assert leader(image) == 2, "the leadership must not come back at once"
     assert imbalanced(image, 10) == [(FIRST[0].topic_id, 0)]
     image, _ = accept(image, elect(FIRST, PREFERRED))
     assert partition_of(image).revoked_leader == 2
@@ -1058,7 +1064,7 @@ def test_a_new_cluster_begins_at_the_highest_level() -> None:
     image = image_after(claim(newest=True))
     assert image.features == {METADATA_VERSION: SUPPORTED[METADATA_VERSION].max_level}
     older, _ = accept(image_after(claim()), claim(epoch=2, newest=True))
-    assert older.features == {}, "the levels of one that is there rise when somebody says so"
+    assert older.features == {}, "the levels of an existing cluster must not rise by themselves"
     assert isinstance(refusal(image, register(1, features={})), UnsupportedVersion)
 
 

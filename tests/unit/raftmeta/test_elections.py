@@ -122,7 +122,9 @@ def test_who_left_a_too_small_isr_is_eligible_and_leads_when_nobody_else_can() -
     partition = partition_of(image)
     assert (partition.leader, partition.isr, partition.eligible_leader_replicas) == (NO_LEADER, (1,), (2,))
     image = returned(image, 3, clean=True)
-    assert partition_of(image).leader == NO_LEADER, "3 left while two others went on committing"
+    assert partition_of(image).leader == NO_LEADER, (
+        "broker 3 must not lead, as it left while two others went on committing"
+    )
     image = returned(image, 2, clean=True)
     partition = partition_of(image)
     assert (partition.leader, partition.isr, partition.eligible_leader_replicas) == (2, (2,), (1,))
@@ -225,7 +227,7 @@ def test_a_live_leader_is_never_replaced_but_revoked() -> None:
     assert (partition.leader, partition.leader_epoch, partition.isr) == (NO_LEADER, 1, (1, 2, 3))
     assert (partition.revoked_leader, partition.revoked_at_offset) == (1, image.offset)
     waiting, _ = accept(image, elect(FIRST))
-    assert waiting is image, "it may still serve"
+    assert waiting is image, "no leader must be elected while the revoked one may still serve"
     image, _ = accept(image, elect(FIRST, handed_over=True))
     partition = partition_of(image)
     assert (partition.leader, partition.leader_epoch, partition.revoked_leader) == (1, 2, None)
@@ -238,7 +240,7 @@ def test_a_late_word_of_a_handover_does_not_speak_for_a_leader_that_was_revoked_
     image, _ = accept(image, revoke(FIRST))
     command = ElectLeadersCommand(partitions=FIRST, handed_over_as_of=planned_at)
     late, _ = accept(image, MetadataCommand(controller_epoch=EPOCH, elect_leaders=command))
-    assert late is image, "the one revoked since may still serve"
+    assert late is image, "no leader must be elected, as the one that was revoked since may still serve"
 
 
 def test_a_revoked_leader_that_is_fenced_is_not_waited_for() -> None:
@@ -261,7 +263,9 @@ def test_a_broker_that_shuts_down_lets_go_of_what_others_can_take() -> None:
     image, _ = accept(image, elect(FIRST, handed_over=True))
     assert partition_of(image).leader == 2
     image = settled(accept(image, begin_shutdown(alone, broker_epoch(image, alone)))[0])
-    assert partition_of(image, topic=2).leader == alone, "nobody else could lead it"
+    assert partition_of(image, topic=2).leader == alone, (
+        "the broker must keep the partition that no other replica can lead"
+    )
 
 
 def test_a_follower_that_catches_up_relieves_a_leader_that_is_shutting_down() -> None:
@@ -389,7 +393,9 @@ def test_the_only_one_in_sync_stays_and_cannot_lead_while_its_log_is_gone() -> N
 def test_the_next_process_of_the_only_one_in_sync_leads_if_it_has_the_log_again() -> None:
     image = lost(down(down(three(), 3), 2), 1)
     image, _ = accept(image, register(1, incarnation=9, previous_epoch=broker_epoch(image, 1)))
-    assert not image.is_offline(partition_of(image), 1), "the mark was of the process before"
+    assert not image.is_offline(partition_of(image), 1), (
+        "the replica must count as online, as the mark was of the previous process"
+    )
     image = up(image, 1)
     partition = partition_of(image)
     assert (partition.leader, partition.isr, partition.offline_replicas) == (1, (1,), ())
@@ -457,7 +463,7 @@ def test_it_is_over_once_the_replica_has_caught_up_from_the_leader() -> None:
     partition = partition_of(image)
     assert (partition.isr, partition.offline_replicas, partition.leader) == ((1, 2, 3), (), 2)
     image, _ = accept(image, elect(FIRST, ElectLeadersCommand.PREFERRED))
-    assert partition_of(image).revoked_leader == 2, "it can lead again"
+    assert partition_of(image).revoked_leader == 2, "the revocation must stand, as broker 2 can lead again"
 
 
 def test_others_that_join_the_isr_leave_the_mark_alone() -> None:
@@ -601,7 +607,9 @@ def test_it_is_not_let_in_before_its_partitions_show_it() -> None:
     image = down(two(), 1)
     assert partition_of(image).isr == (2,)
     image = registered(image, 1, NEW_DISK)
-    assert [ref.partition for ref in unsettled(image)] == [0], "out of sync it is marked as well"
+    assert [ref.partition for ref in unsettled(image)] == [0], (
+        "the partition must be listed, so that the lost replica out of sync is marked"
+    )
     assert isinstance(refusal(image, unfence(1, broker_epoch(image, 1))), InvalidRequestError)
     image = up(image, 1)
     assert image.brokers[1].former_directory_ids == ()
@@ -630,7 +638,7 @@ def test_an_unclean_election_prefers_who_still_has_a_log(by_command: bool) -> No
     partition = partition_of(image)
     assert (partition.leader, partition.isr, partition.eligible_leader_replicas) == (2, (2,), ())
     assert [each.unclean_election for each in result.partitions] == [True]
-    assert image.is_lost(partition, 1), "until it has caught up"
+    assert image.is_lost(partition, 1), "the replica must count as lost until it has caught up"
 
 
 def test_of_two_out_of_sync_the_one_with_a_log_is_preferred() -> None:
@@ -655,9 +663,11 @@ def test_the_empty_one_is_the_last_resort() -> None:
     image, result = accept(image, elect(FIRST, UNCLEAN))
     partition = partition_of(image)
     assert (partition.leader, partition.isr, partition.lost_replicas) == (1, (1,), ())
-    assert [each.unclean_election for each in result.partitions] == [True], "although it is in the ISR"
+    assert [each.unclean_election for each in result.partitions] == [True], (
+        "the election must count as unclean, though the replica is in the ISR"
+    )
     image = back(down(image, 1), 1, NEW_DISK)
-    assert partition_of(image).leader == 1, "what it has is the partition's log now"
+    assert partition_of(image).leader == 1, "broker 1 must lead again, as its log is the partition's by now"
 
 
 def test_one_replica_is_led_again_by_an_unclean_election_only() -> None:
@@ -785,7 +795,9 @@ def test_without_any_of_its_directories_it_has_none() -> None:
     image = back(image, 1, NEW_DISK, NEWER_DISK)
     assert partition_of(image).leader == NO_LEADER
     image = back(image, 1, old_disk(1), NEWER_DISK)
-    assert partition_of(image).leader == NO_LEADER, "the log may be in the other one"
+    assert partition_of(image).leader == NO_LEADER, (
+        "broker 1 must not lead, as the log may be in the directory that is missing"
+    )
     image = back(image, 1, 5_000, old_disk(1), NEWER_DISK)
     assert partition_of(image).leader == 1
 
@@ -822,7 +834,9 @@ def restarted(image: MetadataImage, broker_id: int, *unsynced_topics: int, synce
 
 def test_two_of_three_that_were_killed_lead_without_the_third() -> None:
     image = restarted(restarted(all_killed(), 1), 2)
-    assert [leaves_it_to(image, ref, {3}) for ref in unsettled(image)] == [True], "broker 3 has not been heard"
+    assert [leaves_it_to(image, ref, {3}) for ref in unsettled(image)] == [True], (
+        "the partition must be left to the others while broker 3 has not been heard"
+    )
     image = down(image, 3)
     assert partition_of(image).isr == (1, 2, 3)
     image = up(image, 1)
@@ -883,14 +897,16 @@ def test_a_leader_whose_disk_is_full_is_revoked_for_one_that_has_space() -> None
     image, _ = accept(image, elect(FIRST, handed_over=True))
     assert (partition_of(image).leader, partition_of(image).isr) == (2, (1, 2, 3))
     image = full_disk(image, 1, full=False)
-    assert partition_of(image).leader == 2, "it comes back with the next balancing"
+    assert partition_of(image).leader == 2, "the leadership must come back with the next balancing only"
     assert [ref.partition for ref in not_preferred(image)] == [0]
 
 
 def test_a_leader_keeps_what_only_full_disks_could_lead() -> None:
     image = full_disk(full_disk(full_disk(all_killed(), 2), 3), 1)
     assert partition_of(image).leader == 1
-    assert partition_of(down(image, 1)).leader == 2, "it serves reads"
+    assert partition_of(down(image, 1)).leader == 2, (
+        "broker 2 must lead in spite of its full disk, so that reads are served"
+    )
 
 
 def test_a_full_disk_is_said_of_one_process() -> None:

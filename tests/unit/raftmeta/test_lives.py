@@ -33,9 +33,11 @@ def check_image(image: MetadataImage) -> None:
     assert {topic.name: topic_id for topic_id, topic in image.topics.items()} == image.topic_id_by_name
     dotted = {metric_name(name): name for name in image.topic_id_by_name if "." in name}
     assert image.dotted_names == dotted
-    assert len({metric_name(name) for name in image.topic_id_by_name}) == len(image.topics), "names collide"
+    assert len({metric_name(name) for name in image.topic_id_by_name}) == len(image.topics), (
+        "two topics have names that are the same in metrics"
+    )
     assert image.load == recounted_load(image)
-    assert all(image.configs.values()), "an empty mapping of configs stays behind"
+    assert all(image.configs.values()), "an empty mapping of configs was left behind"
     assert all(resource.type == ConfigResource.BROKER for resource in image.configs)
     assert all(level > 0 for level in image.features.values())
     for key, credential in image.credentials.items():
@@ -153,7 +155,9 @@ def test_a_refusal_changes_nothing_and_can_travel(life: Life) -> None:
         if isinstance(outcome, RaftlogError):
             assert event.decision.records == ()
             assert outcome.code is not None
-            assert outcome.__traceback__ is None, "it would keep an old image in memory"
+            assert outcome.__traceback__ is None, (
+                "a refusal must keep no traceback, which would keep an old image in memory"
+            )
         else:
             assert outcome.offset == event.after.offset
             assert bool(event.decision.records) == (event.after.offset == event.offset)
@@ -205,7 +209,7 @@ def test_nobody_leads_while_somebody_else_may_still(life: Life) -> None:
             if after.leader != NO_LEADER and before.leader == NO_LEADER:
                 assert handed_over or itself or not still_holds(event.before, before)
                 elected = event.before.brokers[after.leader]
-                assert elected.active, "elected although it is fenced or shutting down"
+                assert elected.active, f"broker {after.leader} was elected, though it is fenced or shuts down"
 
 
 @given(flagged_lives)
@@ -357,4 +361,6 @@ def test_nobody_is_elected_cleanly_with_another_disk_than_its_log_was_on(life: L
             if partition.leader == NO_LEADER:
                 for member in partition.isr:
                     has_log = places.get(member) == image.brokers[member].directory_id
-                    assert not (has_log and can_lead(image, partition, member)), "it waits for nothing"
+                    assert not (has_log and can_lead(image, partition, member)), (
+                        f"the partition has no leader, though broker {member} could lead it"
+                    )

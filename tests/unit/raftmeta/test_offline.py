@@ -74,7 +74,7 @@ def test_set_voters_refuses_what_may_lose_data_unless_it_is_forced(tmp_path: Pat
     offline.set_voters(path, (1, 2))
     described = offline.describe_directory(path)
     assert described["voters"] == [1, 2]
-    assert described["voter_state"] == "JOINING", "changing the list gives nobody a vote"
+    assert described["voter_state"] == "JOINING", "a changed list of voters must not give the node a vote"
     offline.set_voters(path, (1,), force=True)
     assert offline.describe_directory(path)["voter_state"] == "VOTER"
 

@@ -64,7 +64,7 @@ def test_the_first_block_makes_a_secret_the_clusters() -> None:
     assert image.producer_id_key == ProducerIdKey(b"1" * 32, 0)
     image, block = allocated(image, b"2" * 32)
     assert block.first_producer_id == PRODUCER_IDS_PER_BLOCK
-    assert image.producer_id_key == ProducerIdKey(b"1" * 32, 0), "the secret stays"
+    assert image.producer_id_key == ProducerIdKey(b"1" * 32, 0), "the secret must stay the first one"
     assert image_from_records(image.to_records(), image.offset) == image
 
 

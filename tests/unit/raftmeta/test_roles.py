@@ -32,7 +32,7 @@ CLERK, _ = accept(EMPTY, alter_roles(role(action=CREATE, add=[acl("a"), acl("b")
 
 def test_a_role_is_made_changed_and_deleted() -> None:
     assert CLERK.roles == {"clerk": Role("clerk", held(acl("a"), acl("b")), frozenset({ALICE}))}
-    assert not CLERK.acls, "the permissions of a role are no ACLs"
+    assert not CLERK.acls, "permissions of a role must not be listed as ACLs"
     changed, result = accept(
         CLERK, alter_roles(role(add=[acl("c")], remove=[acl("a")], grant=[BOB, "User:*"], revoke=[ALICE]))
     )
@@ -196,7 +196,9 @@ def test_a_role_allows_its_holders_and_nobody_else() -> None:
     of_alice = index(clerk=Role("clerk", permission, frozenset({ALICE})))
     assert decided(of_alice) == Decision(True, *permission)
     assert decided(of_alice, BOB) == Decision(False, None)
-    assert decided(of_alice, "Role:clerk").allowed is True, "the index is asked of users only"
+    assert decided(of_alice, "Role:clerk").allowed is True, (
+        "the principal Role:clerk itself must be allowed, as the index is asked only about users"
+    )
     assert not decided(index(clerk=Role("clerk", permission))).allowed
     assert decided(index(clerk=Role("clerk", permission, frozenset({"User:*"}))), BOB).allowed
 

@@ -115,7 +115,7 @@ def test_what_is_settled_is_never_done_again() -> None:
     apply(state, asked(create_topic("a", 1), 0))
     apply(state, asked(create_topic("b", 2), 1, settled_below=1))
     late = apply(state, asked(create_topic("c", 3), 0))
-    assert isinstance(late.outcome, RequestTimedOut), "it was done; whether it was is not known here any more"
+    assert isinstance(late.outcome, RequestTimedOut), "the retry must time out, as the first answer is forgotten"
     assert "settled" in str(late.outcome)
 
 
@@ -141,7 +141,9 @@ def test_sessions_are_bounded_and_the_longest_silent_goes_first() -> None:
     assert sessions.answered(6, command(1)) == CommandResult(1)
     for sequence in (1, 2):
         sessions.answer(6 + sequence, command(1, sequence), CommandResult(6 + sequence))
-    assert isinstance(sessions.answered(9, command(1, 0)), RequestTimedOut), "dropped, and not done again"
+    assert isinstance(sessions.answered(9, command(1, 0)), RequestTimedOut), (
+        "the retry must time out, as the first answer is dropped, and must not be applied again"
+    )
     assert sessions.answered(10, command(1, 1)) == CommandResult(7)
     copy = ClientSessions(max_clients=2)
     copy.restore(ClientSession.FromString(each.SerializeToString()) for each in sessions.capture().to_wire())
@@ -406,7 +408,7 @@ def test_it_returns_exactly_what_is_above_an_offset_or_nothing(
         assert len(longest) <= max_changes
         assert sum(len(known.records) for known in longest) <= max_records or len(longest) == 1
     assert history.since(end) == []
-    assert history.since(end + 1) == [], "a watcher that is ahead has nothing to get here"
+    assert history.since(end + 1) == [], "a watcher that is ahead must get nothing"
     for offset in range(-1, end):
         since = history.since(offset)
         assert since is None or since == [change for change in added if change.offset > offset]

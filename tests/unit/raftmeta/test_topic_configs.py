@@ -105,7 +105,9 @@ def test_a_topic_is_spread_over_brokers_whatever_they_lead_now() -> None:
     [topic] = image.topics.values()
     assert [each[0] for each in place_partitions(image, 6, 1, topic.partitions)] == [2, 3, 2, 3, 2, 3]
     led = replace(image, load={**image.load, 1: replace(image.load[1], leaderships=0)})
-    assert list(place_partitions(led, 1, 1)) == [(2,)], "broker 1 is preferred by four, though it leads none now"
+    assert list(place_partitions(led, 1, 1)) == [(2,)], (
+        "the replica must go to broker 2, as broker 1 is preferred by four partitions, though it leads none now"
+    )
 
 
 @given(st.integers(1, 30))

@@ -525,7 +525,7 @@ def test_the_follower_hears_of_which_traces_the_records_are() -> None:
     stream.follower.follow(followed)
     led.append(b"a")
     stream.run()
-    assert followed.traceparents == [], "nobody traces"
+    assert followed.traceparents == [], "without tracing no trace may be passed on"
     led.traces = TracesByOffset()
     led.append(b"b", b"c")
     stream.run()
@@ -627,7 +627,7 @@ def test_what_is_live_keeps_flowing_while_a_partition_far_behind_catches_up_from
             stream.send_requests()
             if stream.later:
                 stream.read_one()
-        assert live.high_watermark == number + 1, "it waits for one piece at most"
+        assert live.high_watermark == number + 1, "a live record must wait for one piece of those that catch up at most"
     assert followed[0].log.end > 300
     stream.run()
     assert same(followed[0], behind)

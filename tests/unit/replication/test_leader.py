@@ -237,7 +237,9 @@ def test_who_has_not_been_caught_up_for_too_long_leaves() -> None:
 def test_who_has_a_full_disk_leaves_sooner_and_joins_again_with_everything() -> None:
     state = running()
     append(state, 10, now_ms=1_000.0)
-    assert state.wanted_isr(ACTIVE, 1_500.0, full={3}) is None, "it may still have written this"
+    assert state.wanted_isr(ACTIVE, 1_500.0, full={3}) is None, (
+        "no change must be asked for yet, as the follower may still have written this"
+    )
     state.acked(TWO, 110, 1_001.0)
     assert state.wanted_isr(ACTIVE, 1_501.0) is None
     change = state.wanted_isr(ACTIVE, 1_501.0, full={3})
@@ -524,11 +526,11 @@ def test_what_all_hold_is_known_once_every_assigned_replica_was_heard_in_this_te
     state.update_membership(replace(before, replicas=(1, 2, 3, 4), partition_epoch=before.partition_epoch + 1), 1.0)
     for follower in (TWO, THREE):
         state.opened(follower, end - 1, 1.0)
-    assert state.durable_on_all == 0, "4 is away, in sync or not"
+    assert state.durable_on_all == 0, "replica 4 is not connected, so nothing is known to be on all disks"
     state.opened(Replica(4, 1), 1, 1.0)
     assert state.durable_on_all == 1
     state.closed(Replica(4, 1))
-    assert state.durable_on_all == 1, "it is on its disk"
+    assert state.durable_on_all == 1, "the record must still count, as replica 4 had it on disk"
     state.forget(4)
     assert state.durable_on_all == 0
 

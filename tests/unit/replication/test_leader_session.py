@@ -182,7 +182,7 @@ def test_a_follower_that_was_sent_what_does_not_check_has_the_log_looked_at_and_
     assert offsets(wire.message()) == [(1, [0, 1])]
     wire.open(0)
     wire.open(0, leader_epoch=7, damaged_offset=1)
-    assert led.suspected == [0], "who does not follow in this epoch was sent nothing by this leader"
+    assert led.suspected == [0], "a report of a damaged batch from another epoch must be ignored"
 
 
 # Marks
@@ -578,7 +578,7 @@ def test_a_follower_that_is_not_who_it_should_be_gets_no_further_than_its_hello(
         raise error
 
     session = LeaderSession(
-        find=lambda topic_id, partition: pytest.fail("nothing is looked up"),
+        find=lambda topic_id, partition: pytest.fail("the session looked up a partition, though no request names one"),
         me=LEADER,
         cluster_id=CLUSTER,
         check_replica=check,
@@ -744,7 +744,7 @@ def test_a_followers_high_watermark_is_of_its_own_history(tmp_path: Path) -> Non
                 cluster_id="c",
                 check_replica=lambda replica: None,
                 wake=lambda: None,
-                read_later=lambda *read: pytest.fail("all of it is in memory"),
+                read_later=lambda *read: pytest.fail("the session read from disk, though everything is in memory"),
                 max_frame_bytes=1 << 20,
                 throttle=TokenBucket(),
             )
@@ -782,7 +782,7 @@ def test_a_followers_high_watermark_is_of_its_own_history(tmp_path: Path) -> Non
                     await asyncio.sleep(0.01)
             carry(100.0)
             carry(200.0)
-            assert two.high_watermark == 0, "nothing that it has was ever committed"
+            assert two.high_watermark == 0, "the high watermark must stay at 0, as no record was committed"
 
     asyncio.run(scenario())
 
@@ -934,7 +934,9 @@ def test_a_small_move_flows_at_its_rate_from_the_first_record_on(by: str) -> Non
         before = followed.log.end
         stream.advance(500)
         ends.append((followed.log.end - before) * 40)
-    assert max(ends) <= 1024 * 0.5 + 1024 * 0.2 + 200, "half a second, what may flow at once, and a batch or two"
+    assert max(ends) <= 1024 * 0.5 + 1024 * 0.2 + 200, (
+        f"the stream sent {max(ends)} bytes in half a second, more than the rate, the burst and one batch"
+    )
     assert sum(ends) >= 10 * 1024 * 0.8
 
 
@@ -963,7 +965,9 @@ def test_a_partition_changes_its_credit_when_it_begins_or_ceases_to_be_throttled
     followed.is_throttled = True
     led.append(*[b"x" * 1000] * 2_000)
     stream.advance(1_000)
-    assert followed.log.end < 600, "what was on its way"
+    assert followed.log.end < 600, (
+        f"the follower has {followed.log.end} records, more than were on their way when it was throttled"
+    )
     before = followed.log.end
     stream.advance(10_000)
     assert 80 <= followed.log.end - before <= 110
@@ -1053,6 +1057,6 @@ def test_the_time_in_which_nothing_might_flow_is_counted() -> None:
     bucket.ready_at_ms(400.0)
     assert bucket.throttled_ms == pytest.approx(400)
     bucket.ready_at_ms(9_000.0)
-    assert bucket.throttled_ms == pytest.approx(1_000, abs=2), "no longer than there was a debt"
+    assert bucket.throttled_ms == pytest.approx(1_000, abs=2), "the time of throttling must not count beyond the debt"
     bucket.ready_at_ms(20_000.0)
     assert bucket.throttled_ms == pytest.approx(1_000, abs=2)

@@ -86,7 +86,7 @@ def test_what_no_majority_could_change_is_excused(how: str) -> None:
         history.conditions = [Condition(node, "dead" if how == "dead" else "paused", 3.0, 7.0) for node in (1, 2)]
     assert no_majority(history) == [Window(3.0, 7.0)]
     assert not check(history, 1.5)
-    assert check(history, 0.5), "what came after the majority was back counts"
+    assert check(history, 0.5), "the time after a majority is back must count as an unavailability"
 
 
 def test_a_minority_excuses_nothing() -> None:

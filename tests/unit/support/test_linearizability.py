@@ -107,7 +107,7 @@ class Impatient(Register):
 
     def step(self, state: object, request: object, answer: object) -> tuple[bool, object]:
         self.steps -= 1
-        assert self.steps >= 0, "the search goes on and on"
+        assert self.steps >= 0, "the search has taken more steps than it may"
         return super().step(state, request, answer)
 
 

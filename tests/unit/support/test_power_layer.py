@@ -77,7 +77,7 @@ def test_what_is_not_synced_is_lost_kept_torn_and_zeroed(outcomes: Outcomes) -> 
     assert NEW in found
     assert bytes(3000) in found
     assert any(0 < len(each) < 3000 for each in found)
-    assert any(each.strip(b"\0") not in (b"", NEW) for each in found), "torn"
+    assert any(each.strip(b"\0") not in (b"", NEW) for each in found), "in no power cut was a write torn"
     assert all(only_of(each, NEW, bytes(3000)) for each in found)
 
 
@@ -107,7 +107,9 @@ os.write(fd, b"x")
 """
     found = [each["a"] for each in outcomes(program)]
     assert {len(each) for each in found} == {6000}
-    assert all(each in (OLD + NEW, OLD + b"x" + NEW[1:]) for each in found), "the descriptor stood behind the old ones"
+    assert all(each in (OLD + NEW, OLD + b"x" + NEW[1:]) for each in found), (
+        "the synced bytes must be kept, with or without the last write, which went behind the old ones"
+    )
     assert len(set(found)) == 2
 
 
@@ -200,7 +202,7 @@ os.rename("data/d", "data/gone")
     removal = program + 'os.unlink("data/gone/e/f"); os.rmdir("data/gone/e"); sync_names("data/gone"); sync_names()'
     assert outcomes(removal) == [{}] * len(SEEDS)
     found = outcomes('os.mkdir("data/d"); create("d/f", OLD); sync_names("data/d")')
-    assert {} in found, "nobody has synced the name of the directory"
+    assert {} in found, "in some power cut the directory must be gone, as its name was not synced"
     assert {"d/f": OLD} in found
 
 
@@ -303,4 +305,4 @@ int main(int count, char **arguments) {
     with pytest.raises(AssertionError, match="the recording layer missed writes"):
         disk.cut(Random(0))
     code, _ = end("map")
-    assert code == -6, "a mapping that nobody watches is refused"
+    assert code == -6, "a mapping that the layer does not record must be refused"

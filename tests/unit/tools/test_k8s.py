@@ -32,7 +32,7 @@ def test_everything_that_is_missing_is_named_at_once(elsewhere: Path, capsys: py
     assert said.startswith("error: no Kubernetes can run here: ")
     for part in ("only root may", "containerd, ctr, runc", "apt-get install", "Go 1.25 or newer is missing"):
         assert part in said
-    assert not (elsewhere / "cache").exists(), "nothing was begun"
+    assert not (elsewhere / "cache").exists(), "nothing must be built where no cluster can run"
 
 
 def test_arguments_of_the_tests_go_to_pytest(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -340,7 +340,9 @@ def test_what_is_due_is_done_although_commands_never_stop_coming(tmp_path: Path)
                 if "time" in frame.core.counts:
                     break
             assert frame.core.counts["time"] == 1
-            assert frame.shard._queue or frame.shard._uncommitted, "there was more to do all the time"
+            assert frame.shard._queue or frame.shard._uncommitted, (
+                "the shard must still have work to do, or the test shows nothing"
+            )
 
     virtual_time.run(scenario())
 
@@ -362,7 +364,7 @@ def test_what_is_due_is_done_although_every_turn_writes_as_much_as_it_may(
             await settle()
             keys = [key for _, key, _ in frame.written()]
             assert b"time" in keys
-            assert keys.index(b"time") >= 50, "those came before"
+            assert keys.index(b"time") >= 50, "the deadline must be handled after the 50 commands that came before it"
 
     virtual_time.run(scenario())
 
@@ -382,7 +384,7 @@ def test_time_comes_only_as_far_as_everything_has_been_decided_that_was_queued_b
                 frame.add(f"b{number}")
             frame.core.deadline_ms = frame.parts.clock.monotonic_ms()
             await settle()
-            assert frame.core.counts == {"a": 1}, "an append is under way"
+            assert frame.core.counts == {"a": 1}, "the commands must wait while an append is in progress"
             frame.parts.disk.release()
             for _ in range(100):
                 await asyncio.sleep(0)
@@ -445,7 +447,7 @@ def test_a_large_command_is_decided_in_pieces_and_answered_once(
             await settle()
             assert [key for _, key, _ in frame.written()] == [b"a", b"b", b"c", b"d", b"e"]
             assert waiting.heard == [5]
-            assert after.heard == [1], "what came later is decided later"
+            assert after.heard == [1], "a command that came later must be decided later"
 
     virtual_time.run(scenario())
 

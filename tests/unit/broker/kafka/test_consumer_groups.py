@@ -136,7 +136,9 @@ async def test_a_lost_response_frees_no_partition_that_may_be_read() -> None:
         kept = given(await broker.heartbeat("a", 1, ALL, subscribed_topic_names=["t"]))
         assert kept is not None
         assert len(kept) == 2
-        assert not given(await broker.heartbeat("b", 2)), "they are still read"
+        assert not given(await broker.heartbeat("b", 2)), (
+            "the second member must get nothing, as the first still reads its partitions"
+        )
         await broker.heartbeat("a", 1, kept)
         return kept
 
@@ -153,7 +155,9 @@ async def test_a_member_that_says_everything_anew_frees_nothing_before_it_has_th
     async def over_another_connection() -> None:
         kept = given(await broker.heartbeat("a", 1, set(), subscribed_topic_names=["t"]))
         assert kept is not None
-        assert not given(await broker.heartbeat("b", 2)), "the response may be lost, too"
+        assert not given(await broker.heartbeat("b", 2)), (
+            "the second member must get nothing, as the first may not have got the response"
+        )
         await broker.heartbeat("a", 1)
         assert given(await broker.heartbeat("b", 2)) == ALL - kept
 
@@ -208,7 +212,9 @@ async def test_refusals() -> None:
     assert pattern["error_code"] == errors.INVALID_REGULAR_EXPRESSION
     assert "missing )" in pattern["error_message"]
     backreference = await broker.join("b", subscribed_topic_regex=r"(a)\1")
-    assert backreference["error_code"] == errors.INVALID_REGULAR_EXPRESSION, "RE2 has none, as Kafka's engine"
+    assert backreference["error_code"] == errors.INVALID_REGULAR_EXPRESSION, (
+        "a pattern with a backreference must be refused, as by Kafka's engine, RE2"
+    )
     long = await broker.join("b", subscribed_topic_regex="a" * 1_001)
     assert long["error_code"] == common_pb2.INVALID_REQUEST
     other = await broker.join("b", server_assignor="none")
@@ -229,7 +235,9 @@ async def test_a_regular_expression_is_matched_again_while_topics_come(monkeypat
     joined = await broker.heartbeat("a", 0, set(), subscribed_topic_regex="t|__t|x.*")
     assert given(joined) == set()
     there("u", "__t", "t", "tt")
-    assert given(await broker.heartbeat("a", 1)) is None, "not sooner than some seconds after the last time"
+    assert given(await broker.heartbeat("a", 1)) is None, (
+        "the pattern must not be matched anew within some seconds of the last time"
+    )
     monkeypatch.setattr(consumer_groups, "REGEX_EVERY_S", 0.0)
     epoch = joined["member_epoch"]
     for _ in range(3):
@@ -238,7 +246,9 @@ async def test_a_regular_expression_is_matched_again_while_topics_come(monkeypat
         if (now := given(answer)) is not None:
             break
     assert now == ALL
-    assert list(broker.apis._matches._found.values())[-1][1] == ("t",), "whole names, and no internal topic"
+    assert list(broker.apis._matches._found.values())[-1][1] == ("t",), (
+        "a pattern must match whole names, and no internal topics"
+    )
     assert given(await broker.heartbeat("a", epoch, ALL, subscribed_topic_regex="u")) == set()
 
 
@@ -277,7 +287,9 @@ async def test_an_expression_waits_for_others_for_a_while_only_and_not_if_it_is_
         async with asyncio.timeout(30):
             assert await matches.of("known.*") == ()
             other = await broker.join("a", subscribed_topic_regex="other.*")
-            assert other["error_code"] == common_pb2.COORDINATOR_NOT_AVAILABLE, "the client tries again"
+            assert other["error_code"] == common_pb2.COORDINATOR_NOT_AVAILABLE, (
+                "the join must be answered with COORDINATOR_NOT_AVAILABLE, so that the client tries again"
+            )
             first.cancel()
             await asyncio.wait([first])
             with pytest.raises(CoordinatorNotAvailable):
@@ -306,11 +318,15 @@ async def test_a_late_answer_is_not_taken_for_that_of_the_next_heartbeat() -> No
     await broker.join("a")
     held: list[tuple[Any, Any]] = []
     shard.held = held
-    assert (await broker.heartbeat("a", 1))["error_code"] == 15, "it waits for replicas"
+    assert (await broker.heartbeat("a", 1))["error_code"] == 15, (
+        "the heartbeat must be answered with COORDINATOR_NOT_AVAILABLE (15), as it waits for replicas"
+    )
     again = asyncio.ensure_future(broker.heartbeat("a", 1))
     await asyncio.sleep(0)
     shard.held = None
     shard.submit(*held[0])
-    assert (await again)["error_code"] == 15, "the client says everything again"
+    assert (await again)["error_code"] == 15, (
+        "the next heartbeat must be answered with COORDINATOR_NOT_AVAILABLE (15), so that the client repeats everything"
+    )
     told = await broker.heartbeat("a", 1, ALL, subscribed_topic_names=["t"])
     assert (told["error_code"], told["member_epoch"]) == (0, 1)

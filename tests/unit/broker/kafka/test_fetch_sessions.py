@@ -139,7 +139,7 @@ def test_sessions_are_bounded_and_the_longest_unused_makes_room(monkeypatch: pyt
     clock.now_s = fetch.EVICTION_S - 1
     sessions.enter(request(old[0].id, 1), NAMES, "User:a")
     none, parts = sessions.enter(request(parts=(0,)), NAMES, "User:a")
-    assert none is None, "no session is unused for long enough"
+    assert none is None, "no session must be made, as none has been unused long enough to give way"
     assert numbers(parts) == [0]
     clock.now_s = fetch.EVICTION_S
     begun(sessions)
@@ -169,7 +169,7 @@ def test_only_news_are_sent() -> None:
     assert part.is_news(result(6))
     assert part.is_news(result(code=errors.NOT_LEADER_OR_FOLLOWER))
     assert part.is_news(result(code=errors.NOT_LEADER_OR_FOLLOWER))
-    assert part.is_news(result(6)), "the client has heard of an error since"
+    assert part.is_news(result(6)), "the same result must be sent again after an error"
     assert part.is_news({**result(6), "preferred_read_replica": 2})
 
 

@@ -11,7 +11,7 @@ from broker.security.permissions import RULES
 
 @pytest.mark.parametrize("key", REQUESTS, ids=api_name)
 def test_every_api_has_its_permissions_declared(key: int) -> None:
-    assert key in PERMISSIONS, f"{api_name(key)}: see broker/kafka/apis.py"
+    assert key in PERMISSIONS, f"{api_name(key)} has no permissions declared; see broker/kafka/apis.py"
     assert (PERMISSIONS[key] == ANYBODY) == (key in AUTHENTICATING)
     for method in PERMISSIONS[key]:
         assert f"/raftlog.v1.{method}" in RULES

@@ -124,7 +124,7 @@ def test_lz4_frames_have_independent_blocks() -> None:
     rows: list[Row] = [(1, None, bytes(5 << 20), []), (1, None, noise, [])]
     packed = recompressed(kafka_batch(rows), Codec.LZ4)
     assert packed[61:65] == b"\x04\x22\x4d\x18"
-    assert packed[65] & 0x20, "the bit for independent blocks"
+    assert packed[65] & 0x20, "the frame must have the flag of independent blocks"
     assert to_kafka(from_kafka(packed)) == [packed]
 
 
@@ -171,7 +171,9 @@ def test_a_batch_of_columns_becomes_records() -> None:
         (11, 50, None, b"a"),
         (14, 50, b"k", None),
     ]
-    assert struct.unpack_from(">i", returned, 23) == (6,), "a reader goes on behind the gap"
+    assert struct.unpack_from(">i", returned, 23) == (6,), (
+        "the batch must end at offset 6 behind its base, so that a reader goes on behind the gap"
+    )
 
 
 def test_a_batch_without_records_keeps_its_offsets() -> None:

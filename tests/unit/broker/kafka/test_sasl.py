@@ -276,11 +276,15 @@ def test_a_token_of_an_issuer_admits_until_it_ends(tmp_path: Path) -> None:
         assert session.login is not None
         assert security.is_current(session.login)
         session.check_request("Metadata", 100, authenticates=False)
-        assert (await show(session, issuer.token("ada", lifetime_s=86_400)))["error_code"] == 0, "it lives on"
+        assert (await show(session, issuer.token("ada", lifetime_s=86_400)))["error_code"] == 0, (
+            "the user must be able to log in again with a new token"
+        )
         clock.ms += 700_000
         assert security.is_current(session.login)
         session.check_request("Metadata", 100, authenticates=False)
-        assert (await show(session, issuer.token("eve")))["error_code"] == 58, "another user"
+        assert (await show(session, issuer.token("eve")))["error_code"] == 58, (
+            "a login of another user over the same connection must be refused"
+        )
         clock.ms += 90_000_000
         assert not security.is_current(session.login)
         with pytest.raises(NotAdmitted, match="ended"):

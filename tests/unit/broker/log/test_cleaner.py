@@ -367,10 +367,10 @@ def test_committed_rows_are_compacted_and_aborted_ones_go() -> None:
     log.check_rebuilt()
     assert log.log.size_bytes < before
     raw = [record[2] for record in log.records() if record[2] is not None]
-    assert not [key for key in raw if key.startswith(b"gone")], "nobody will ever read those"
+    assert not [key for key in raw if key.startswith(b"gone")], "records that no reader will ever get must be removed"
     clean_end = log.log.cleaned.first_dirty_offset
     transactional = set(marks(log, clean_end, Attributes.TRANSACTIONAL))
-    assert transactional == set(controls(log)), "only the markers are still marked"
+    assert transactional == set(controls(log)), "after the cleaning only markers may have the transactional flag"
     log.stop(None)
     log.check_committed()
     log.check_rebuilt()
@@ -422,12 +422,12 @@ def test_markers_go_after_delete_retention_when_their_producers_are_forgotten() 
     log.clock.now += RETENTION_MS - 1
     seal(log)
     assert log.clean()
-    assert controls(log) == there, "somebody may be on the way between the batches and their marker"
+    assert controls(log) == there, "markers must stay while a reader may be between their batches and them"
     log.clock.now += 1
     seal(log)
     assert log.clean()
     last = there[-1:]
-    assert controls(log) == last, "the last thing known of two producers stays"
+    assert controls(log) == last, "the last marker must stay, as it is the last record of two producers"
     log.check_committed()
     log.check_rebuilt()
     log.clock.now += log.log.producers.limits.expiration_ms + 1
@@ -704,7 +704,9 @@ def test_a_follower_that_was_away_learns_how_its_transaction_ended(goes_on: bool
     assert b"aborted" not in [record[3] for record in leader.visible()]
     leader.markers_below = follower.log.flushed_end_offset
     clean_all(leader)
-    assert len(control_batches(leader)) < 1 + goes_on + (not forgotten), "everybody has them now"
+    assert len(control_batches(leader)) < 1 + goes_on + (not forgotten), (
+        "markers that all followers have must be removed"
+    )
 
 
 def test_a_follower_whose_log_lacks_a_marker_takes_no_other_one_for_it() -> None:
@@ -791,7 +793,7 @@ def test_wherever_a_follower_stops_it_ends_up_with_what_was_committed(steps: lis
     assert len(follower.log.producers.transactions) == 0
     epochs = {producer_id: state.epoch for producer_id, state in leader.log.producers.items()}
     assert {producer_id: state.epoch for producer_id, state in follower.log.producers.items()} == epochs
-    assert set(follower.visible()) <= set(leader.written), "an aborted record is read as committed"
+    assert set(follower.visible()) <= set(leader.written), "a record of an aborted transaction can be read as committed"
     assert set(leader.visible()) <= set(follower.visible())
 
 
@@ -896,7 +898,7 @@ def test_pauses_keep_to_the_rate() -> None:
     async def scenario() -> None:
         scene = Scene(bytes_per_second=100)
         await scene.tick()
-        assert scene.clean() == [False], "the first piece alone is good for a minute"
+        assert scene.clean() == [False], "at 100 bytes/s the first piece must be followed by a pause of a minute"
         scene.cleaner.close()
         await scene.tick()
         assert scene.clean() == [False]

@@ -87,10 +87,17 @@ class CompactedLog(RuleBasedStateMachine):
             last = {record[2]: record[0] for record in before if record[0] < end}
             for offset, _, key, value in before:
                 if offset in gone and last[key] == offset:
-                    assert value is None, "only tombstones go without a successor"
+                    assert value is None, (
+                        f"the last record of its key at offset {offset} is gone, though it is no tombstone"
+                    )
                     since = self.clean_since.get(offset)
-                    assert since is not None, "no cleaning had come past it"
-                    assert self.log.clock.now - since >= RETENTION_MS, "too early"
+                    assert since is not None, (
+                        f"the tombstone at offset {offset} is gone, though no cleaning had passed it before"
+                    )
+                    assert self.log.clock.now - since >= RETENTION_MS, (
+                        f"the tombstone at offset {offset} is gone {self.log.clock.now - since} ms after the first "
+                        f"cleaning, before {RETENTION_MS} ms"
+                    )
             for offset, _, _, value in before:
                 if value is None and offset < end:
                     self.clean_since.setdefault(offset, self.log.clock.now)

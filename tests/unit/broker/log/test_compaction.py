@@ -107,7 +107,7 @@ def test_a_log_of_which_nothing_is_left_keeps_its_range() -> None:
     (made,) = compacted(sources(*batches))
     header = decode_batch(made.data).header
     assert (header.base_offset, header.next_offset, header.record_count) == (0, 3, 0)
-    assert header.max_timestamp_ms == 1_001, "retention goes by the newest record that was there"
+    assert header.max_timestamp_ms == 1_001, "the empty batch must keep the newest timestamp, by which retention goes"
     (again,) = compacted(sources(bytes(made.data)))
     assert again.is_copy
 
@@ -352,7 +352,7 @@ def test_any_log_keeps_the_last_of_each_key(
     assert (compactor.rows_in, compactor.rows_out) == (len(written), len(expected))
     epochs = [(parse_header(b.data).leader_epoch, b.base_offset) for b in made]
     starts = {parse_header(b).leader_epoch: parse_header(b).base_offset for b in reversed(batches)}
-    assert dict(reversed(epochs)) == starts, "epochs begin where they began"
+    assert dict(reversed(epochs)) == starts, "each leader epoch must still begin at its offset"
 
 
 def test_many_keys_are_sorted_out_in_between() -> None:
@@ -627,8 +627,12 @@ def test_tombstones_go_when_it_is_time_and_never_before(gaps: list[tuple[int, in
         below = cleaned.tombstones_below(now_ms, retention_ms)
         latest_ms = now_ms - retention_ms
         surely_ms = latest_ms - max(1, retention_ms // 32) - longest_gap_ms
-        assert below <= max((end for end, at_ms in clean_since if at_ms <= latest_ms), default=0), "before its time"
-        assert below >= max((end for end, at_ms in clean_since if at_ms <= surely_ms), default=0), "too late"
+        assert below <= max((end for end, at_ms in clean_since if at_ms <= latest_ms), default=0), (
+            f"tombstones up to {below} may be removed before their time"
+        )
+        assert below >= max((end for end, at_ms in clean_since if at_ms <= surely_ms), default=0), (
+            f"tombstones up to {below} only may be removed, though others are due for long"
+        )
         cleaned = cleaned.reached(offset, now_ms, retention_ms)
         clean_since.append((offset, now_ms))
         assert cleaned.first_dirty_offset == offset

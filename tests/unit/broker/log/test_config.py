@@ -59,7 +59,9 @@ def test_bad_values_are_refused(key: str, value: str) -> None:
 
 
 def test_an_active_segment_is_rolled_no_later_than_it_has_to_be_compacted() -> None:
-    assert LogConfig(max_compaction_lag_ms=5).roll_ms == LogConfig().segment_ms, "only where it is compacted"
+    assert LogConfig(max_compaction_lag_ms=5).roll_ms == LogConfig().segment_ms, (
+        "max.compaction.lag.ms must not roll segments of a topic that is not compacted"
+    )
     assert LogConfig(cleanup_policy="compact", max_compaction_lag_ms=5, segment_ms=3).roll_ms == 3
 
 

@@ -72,7 +72,7 @@ async def test_who_comes_during_a_flush_joins_the_next_one() -> None:
         gate.leave.release()
         await asyncio.to_thread(gate.entered.acquire)
         await asyncio.sleep(0)
-        assert first == [1], "what was appended later was not fsynced by the first flush"
+        assert first == [1], "the first fsync must not cover what was appended after it began"
         assert later == []
         gate.leave.release()
         await commit.close()
@@ -109,7 +109,7 @@ async def test_an_fsync_error_reaches_everybody_who_waits_and_everybody_after() 
         await commit.close()
         assert done == []
         assert [type(error) for error in errors] == [StorageError] * 3
-        assert gate.syncs == 1, "an fsync that failed is never tried again"
+        assert gate.syncs == 1, "an fsync that has failed must never be tried again"
         with pytest.raises(StorageError):
             driver.append()
 

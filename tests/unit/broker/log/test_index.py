@@ -152,7 +152,7 @@ def test_aborted_transactions_are_found_by_overlap() -> None:
     assert not loaded.settles(26)
     loaded.truncate(20)
     assert list(loaded.entries) == [first]
-    assert not loaded.settles(1), "it is open again"
+    assert not loaded.settles(1), "after the truncation the transaction must count as open again"
     loaded.store(storage, STEM, 19)
     reloaded = TxnIndex.load(storage, STEM, 0, 19)
     assert reloaded is not None
@@ -165,8 +165,10 @@ def test_aborted_transactions_count_as_a_whole_and_for_the_segment_as_it_is() ->
     index = TxnIndex(7, [AbortedTransaction(1, 8, 10, 11), AbortedTransaction(1, 12, 13, 14)])
     index.store(storage, STEM, 20)
     path = STEM + ".txnindex"
-    assert TxnIndex.load(storage, STEM, 7, 21) is None, "it has grown since"
-    assert TxnIndex.load(storage, STEM, 8, 20) is None, "of another segment"
+    assert TxnIndex.load(storage, STEM, 7, 21) is None, (
+        "the index must not be loaded for a segment that has grown since"
+    )
+    assert TxnIndex.load(storage, STEM, 8, 20) is None, "the index must not be loaded for another segment"
     whole = bytes(storage.raw(path))
     for cut in range(len(whole)):
         storage.raw(path)[:] = whole[:cut]

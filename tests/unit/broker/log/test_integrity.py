@@ -162,7 +162,7 @@ def test_what_was_found_damaged_is_not_served_after_a_restart_either() -> None:
     assert again.get(TOPIC_ID, 0) is None
     found = again.corrupt_logs[TOPIC_ID, 0].error
     assert "the batch at 4" in str(found)
-    assert f"{LOG_DIR}/topic-0/damaged" in str(found), "says what to do when it was mended"
+    assert f"{LOG_DIR}/topic-0/damaged" in str(found), "the message must name the directory to repair"
 
 
 def test_a_log_that_is_gone_or_another_one_by_now_is_not_marked() -> None:
@@ -350,7 +350,9 @@ def test_a_pass_takes_at_least_as_long_as_the_rate_says(bytes_per_second: int) -
             pauses.append(scrub.checked(piece))
         assert scrub.checked_bytes == log.size_bytes
         assert sum(pauses) == pytest.approx(100 * BATCH_BYTES / bytes_per_second)
-        assert max(pauses) <= max(0.25, BATCH_BYTES / bytes_per_second), "in small pieces"
+        assert max(pauses) <= max(0.25, BATCH_BYTES / bytes_per_second), (
+            "the scrub must check in small pieces, with pauses of at most 0.25 s or one batch"
+        )
 
     run(scenario())
 
@@ -452,7 +454,7 @@ def test_a_storm_of_complaints_is_one_check_of_a_log_in_a_pause_and_of_an_offset
         assert scene.reads == 2
         scene.clock.now += int(LOG_PAUSE_MS)
         await scene.suspect(log, *[0] * 100)
-        assert scene.reads == 2, "the same offset"
+        assert scene.reads == 2, "an offset that was just checked must not be read again"
         await scene.suspect(log, *[2] * 100)
         assert scene.reads == 4
         scene.clock.now += int(OFFSET_PAUSE_MS)

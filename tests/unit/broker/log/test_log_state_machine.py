@@ -59,7 +59,7 @@ class LogMachine(RuleBasedStateMachine):
         except StorageFull:
             pass
         else:
-            raise AssertionError("there was no space")
+            raise AssertionError("an append succeeded on a full disk")
         finally:
             driver.storage.capacity_bytes = None
 

@@ -336,7 +336,7 @@ def test_a_process_that_serves_is_known_to_the_next_one_however_it_ends() -> Non
     assert manager.synced_broker_epoch == 7
     manager.close()
     manager = open_manager(storage)
-    assert manager.synced_broker_epoch == 7, "a process that did not serve changes nothing"
+    assert manager.synced_broker_epoch == 7, "a process that did not serve must not change the synced broker epoch"
     manager.serve(9)
     assert killed(storage).synced_broker_epoch == 9
 
@@ -408,7 +408,9 @@ def test_a_topic_is_forgotten_once_all_its_records_are_fsynced() -> None:
     append(log)
     log.update_config(LogConfig())
     manager.checkpoint_marks()
-    assert log.log_dir.unsynced_topic_ids == {TOPIC_ID}, "two records are not fsynced yet"
+    assert log.log_dir.unsynced_topic_ids == {TOPIC_ID}, (
+        "the topic must stay noted while two of its records are not fsynced"
+    )
     log.flush()
     manager.checkpoint_marks()
     assert log.log_dir.unsynced_topic_ids == frozenset()
@@ -492,7 +494,7 @@ def test_a_directory_that_fails_while_logs_are_opened_or_made_durable_leaves_the
     storage.faults.clear()
     storage.crash(None)
     assert open_manager(storage, log_dirs=TWO_DIRS, threads=threads).clean_broker_epoch is None, (
-        "one of them is unclean"
+        "the stop must not count as clean, as one of two directories is unclean"
     )
     storage.crash(None)
     storage.faults.append(Fault("datasync", f"{bad.directory}/*"))
@@ -571,11 +573,11 @@ def test_a_log_that_is_being_made_is_made_once_and_deleted_after_that(monkeypatc
     assert begun.wait(60)
     deleting.start()
     deleting.join(60)
-    assert deleted == [True], "one that is made does not hold up another's end"
+    assert deleted == [True], "the deletion must not wait while another log is created"
     closing = threading.Thread(target=manager.close)
     closing.start()
     closing.join(0.05)
-    assert closing.is_alive(), "what is under way is waited for"
+    assert closing.is_alive(), "closing must wait for the work that is in progress"
     go_on.set()
     closing.join(60)
     other.join(60)
@@ -608,7 +610,7 @@ def test_two_topics_of_one_name_are_not_made_at_once(monkeypatch: pytest.MonkeyP
     make, under_way = manager._make, threading.Lock()
 
     def alone(*arguments: Any) -> PartitionLog:
-        assert under_way.acquire(blocking=False), "one after the other"
+        assert under_way.acquire(blocking=False), "two logs of the same name are being created at once"
         try:
             threading.Event().wait(0.02)
             return make(*arguments)
@@ -899,7 +901,7 @@ def test_a_deletion_in_the_middle_of_a_cold_read_takes_nothing_offline(
     with pytest.raises(StorageError, match="is closed"):
         use(log)
     assert manager.offline_dirs == {}
-    assert len(log._cache) == 0, "nobody closes what a deleted log opens"
+    assert len(log._cache) == 0, "a deleted log must leave no open files in the cache"
 
 
 def test_a_partition_whose_directory_somebody_removed_does_not_condemn_the_others() -> None:
@@ -1080,7 +1082,7 @@ def test_creating_again_goes_on_from_wherever_it_was_refused() -> None:
         if not refused:
             assert skip > 5
             return
-    raise AssertionError("creating a log opens that many files?")
+    raise AssertionError("creating a log still failed when its 20th open was refused")
 
 
 @pytest.mark.parametrize(

@@ -943,7 +943,7 @@ def test_segments_roll_by_age_of_their_first_append() -> None:
     assert driver.log.segment_count == 2
     driver.clock.now += 50
     assert driver.log.maybe_roll(driver.clock.now)
-    assert not driver.log.maybe_roll(driver.clock.now + 1_000), "an empty segment has no age"
+    assert not driver.log.maybe_roll(driver.clock.now + 1_000), "an empty segment must not be rolled by age"
     driver.check()
 
 
@@ -1033,7 +1033,7 @@ def test_files_that_could_not_be_removed_go_at_the_next_sweep() -> None:
     removed: list[str] = []
     driver.storage.on_step = lambda op, path: removed.append(op) if op in ("remove", "sync_dir") else None
     driver.checkpoint()
-    assert removed[0] == "sync_dir", "the names must be durable first"
+    assert removed[0] == "sync_dir", "the directory must be synced before the first file is removed"
     assert "remove" in removed
     assert not any(name.startswith(f"{0:020d}") for name in names(driver))
     assert driver.manager is not None
@@ -1130,7 +1130,9 @@ def test_a_start_on_a_full_disk_knows_what_lies_below_the_log_start(seed: int | 
         driver.crash(None if seed is None else Random(seed))  # opens it, and compares what it knows
         assert not snapshots(driver)
         assert len(driver.log.producers) == 2
-        assert segments_on_disk(driver) > driver.log.segment_count, "they are kept until there is space"
+        assert segments_on_disk(driver) > driver.log.segment_count, (
+            "the old segments must be kept until the disk has space"
+        )
     driver.storage.faults.remove(fault)
     driver.checkpoint()
     assert snapshots(driver)

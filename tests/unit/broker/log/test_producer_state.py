@@ -328,7 +328,7 @@ def test_taking_what_is_remembered_looks_at_none_of_it() -> None:
 
     class Unread(dict[int, Any]):
         def __iter__(self) -> Any:
-            raise AssertionError("read")
+            raise AssertionError("a copy of the producer state must not walk its entries")
 
         keys = items = values = copy = __iter__
 
@@ -590,7 +590,7 @@ def test_what_retention_removes_is_known_after_what_was_not_committed_is_cut() -
     for _ in range(8):
         driver.append([0, 1], 0)
     driver.checkpoint()
-    assert driver.log.log_start_offset == committed, "nothing of what was committed is left"
+    assert driver.log.log_start_offset == committed, "the log must begin where the committed records end"
     assert min(snapshots(driver)) == committed
     driver.truncate(committed)
     driver.check()
@@ -802,7 +802,9 @@ def test_a_snapshot_from_before_a_gap_says_nothing_of_batches() -> None:
     driver.checkpoint()
     driver.truncate(4)
     assert snapshots(driver) == [2]
-    assert [segment.base_offset for segment in driver.log.segments] == [4], "what told of offset 3 is gone"
+    assert [segment.base_offset for segment in driver.log.segments] == [4], (
+        "the segment that knew of offset 3 must be gone"
+    )
     fence = ProducerState(0, driver.clock.now, ())
     assert list(driver.log.producers.items()) == [(7, fence), (9, fence)]
     driver.check()
@@ -904,7 +906,7 @@ def test_fences_are_all_that_holds_whatever_comes() -> None:
         (3, ProducerState(0, 300, (), decision=False)),
     ]
     assert not fences.transactions.holds_back
-    assert fences.expire(400 + fences.limits.expiration_ms) == 3, "their markers wait for nothing"
+    assert fences.expire(400 + fences.limits.expiration_ms) == 3, "producers whose markers are not awaited must expire"
     assert len(states) == 3
 
 
@@ -992,7 +994,9 @@ class History:
             assert answer == Duplicate(number, number, -1)
         else:
             assert answer is DuplicateSequence
-            assert behind > 5 or self.lost, "one of the last five is known with its offset"
+            assert behind > 5 or self.lost, (
+                "a batch among the last five of its producer must be recognised with its offset"
+            )
 
     def flush(self) -> None:
         """All of it is committed."""

@@ -44,7 +44,7 @@ def test_reads_without_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     file = OsStorage().open(str(tmp_path / "f"), create=True)
     file.write((b"abcdef",), 0)
     assert file.read_nowait(3, 1) in (b"bcd", None)  # None where the file system cannot tell
-    assert file.read_nowait(10, 1) is None, "a part of what was asked for is nothing"
+    assert file.read_nowait(10, 1) is None, "a read beyond the end must return None, not a part"
 
     def would_block(*_: object) -> int:
         raise BlockingIOError(errno.EAGAIN, "would block")

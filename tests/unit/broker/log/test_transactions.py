@@ -117,7 +117,9 @@ def test_after_a_marker_the_numbers_begin_with_0_in_its_epoch(commit: bool) -> N
         with pytest.raises(OutOfOrderSequence):
             states.check(header(sequence, epoch=5), NOW)
     assert states.check(header(0, epoch=5), NOW) is None
-    assert states.check(header(0, epoch=7), NOW) is None, "it had other partitions meanwhile"
+    assert states.check(header(0, epoch=7), NOW) is None, (
+        "a producer may skip epochs, which it used in other partitions"
+    )
 
 
 def fates(states: ProducerStates, *epochs: int, producer_id: int = 1) -> list[MarkerFate | type[BaseException]]:
@@ -128,9 +130,9 @@ def fates(states: ProducerStates, *epochs: int, producer_id: int = 1) -> list[Ma
 def test_a_marker_is_appended_if_its_epoch_is_higher() -> None:
     states = opened()
     assert fates(states, 5) == fates(states, 9) == [MarkerFate.APPENDED]
-    assert fates(states, 4) == [MarkerFate.REPEATED], "that of the transaction before, late: this one is not touched"
+    assert fates(states, 4) == [MarkerFate.REPEATED], "a late marker of the transaction before must not end this one"
     assert fates(states, 3) == [InvalidProducerEpoch]
-    assert fates(states, 0, producer_id=77) == [MarkerFate.APPENDED], "nothing is known of it"
+    assert fates(states, 0, producer_id=77) == [MarkerFate.APPENDED], "a marker of an unknown producer must be appended"
     assert fates(states, 5, 5, 4, 6) == [
         MarkerFate.APPENDED,
         MarkerFate.REPEATED,
@@ -147,9 +149,11 @@ def test_the_other_decision_is_no_repeat() -> None:
     assert fates(states, 5) == [InvalidTxnState]
     assert states.check_markers([Marker(1, 5, False, 0)], NOW) == [MarkerFate.REPEATED]
     states.note(header(0, epoch=5, offset=13), NOW)
-    assert fates(states, 5) == [InvalidTxnState], "the next transaction has begun"
+    assert fates(states, 5) == [InvalidTxnState], "the marker must be refused, as the next transaction has begun"
     states.note(header(0, epoch=7, offset=14), NOW)
-    assert fates(states, 7) == [MarkerFate.REPEATED], "nothing is known of an epoch that a batch began"
+    assert fates(states, 7) == [MarkerFate.REPEATED], (
+        "the marker must count as a repetition, as the epoch began with a batch, without a decision"
+    )
 
 
 def test_the_highest_epoch_is_that_of_a_marker() -> None:
@@ -203,7 +207,7 @@ def test_where_all_are_open_a_new_one_waits_and_what_the_log_says_counts() -> No
         states.check(header(0, producer_id=3), late)
     assert fates(states, 1, producer_id=3) == [BrokerOverloaded]
     states.note(header(0, producer_id=3, offset=13), NOW)
-    assert len(states) == 3, "the leader has let it in"
+    assert len(states) == 3, "a follower must take what its leader has taken"
     marked(states, 1, 14, producer_id=2)
     assert states.check(header(0, producer_id=4), late + LIVE_MS) is None
     states.note(header(0, producer_id=4, offset=15), late)
@@ -217,7 +221,9 @@ def test_markers_of_many_new_producers_do_not_make_live_ones_vanish() -> None:
     assert [isinstance(fate, BrokerOverloaded) for fate in found] == [False, False, True, True]
     states.note(header(0, producer_id=8, offset=1, transactional=False), NOW + LIVE_MS)
     found = states.check_markers([Marker(producer_id, 1, True, 0) for producer_id in (2, 3, 4)], NOW + 2 * LIVE_MS)
-    assert [isinstance(fate, BrokerOverloaded) for fate in found] == [False, True, True], "one is open, one is live"
+    assert [isinstance(fate, BrokerOverloaded) for fate in found] == [False, True, True], (
+        "only one of three producers fits, as one has an open transaction and one is live"
+    )
 
 
 def test_of_whom_only_a_marker_is_left_goes_sooner() -> None:
@@ -230,13 +236,17 @@ def test_of_whom_only_a_marker_is_left_goes_sooner() -> None:
     late = NOW + FENCE_MS + 1
     assert states.check(header(0, producer_id=4), late) is None
     found = states.check_markers([Marker(producer_id, 1, True, 0) for producer_id in (4, 5, 6)], late)
-    assert [isinstance(fate, BrokerOverloaded) for fate in found] == [False, False, True], "one is live"
+    assert [isinstance(fate, BrokerOverloaded) for fate in found] == [False, False, True], (
+        "only two of three producers fit, as one is live"
+    )
     for producer_id in (4, 5):
         states.note(header(0, producer_id=producer_id, offset=20 + producer_id), late)
     assert [producer_id for producer_id, _ in states.items()] == [1, 4, 5]
     marked(states, 1, 30, producer_id=4)
     states.note(header(0, producer_id=6, transactional=False), NOW + LIVE_MS)
-    assert [producer_id for producer_id, _ in states.items()] == [1, 5, 6], "4 could have gone for nine minutes"
+    assert [producer_id for producer_id, _ in states.items()] == [1, 5, 6], (
+        "producer 4 must give way, as it could have expired for nine minutes"
+    )
 
 
 def test_nobody_is_looked_for_among_those_with_open_transactions() -> None:

@@ -62,11 +62,15 @@ def test_a_user_with_too_many_short_streams_is_shut_out_for_longer_each_time() -
     for number in range(1_000):  # for ever, at the rate
         shut_outs.count("User:alice", MAX_SHORT_STREAM_RATE, 10, 100 * number)
     assert shut_outs.until_ms("User:alice") == 0
-    assert flood(shut_outs, "User:mallory", 1e6) == pytest.approx(SHUT_OUT_MS, abs=200), "not counted while shut out"
+    assert flood(shut_outs, "User:mallory", 1e6) == pytest.approx(SHUT_OUT_MS, abs=200), (
+        "calls must not be counted while the user is shut out"
+    )
     assert flood(shut_outs, "User:mallory", 1e6 + SHUT_OUT_MS + 1_000) == pytest.approx(2 * SHUT_OUT_MS, abs=200)
     assert flood(shut_outs, "User:mallory", 1e6 + 4 * SHUT_OUT_MS) == pytest.approx(4 * SHUT_OUT_MS, abs=200)
     late = flood(shut_outs, "User:mallory", 1e6 + 100 * SHUT_OUT_MS)
-    assert late == pytest.approx(SHUT_OUT_MS, abs=200), "after a long time, as the first time"
+    assert late == pytest.approx(SHUT_OUT_MS, abs=200), (
+        "after a long time the user must be shut out as briefly as the first time"
+    )
     assert shut_outs.until_ms("User:alice") == 0
 
 
@@ -75,7 +79,9 @@ def test_kinds_of_calls_have_rates_of_their_own() -> None:
     for number in range(40):
         for kind in (MAX_SHORT_STREAM_RATE, MAX_REFUSED_CALL_RATE):
             shut_outs.count("User:alice", kind, 10, number)
-    assert shut_outs.until_ms("User:alice") == 0, "80 calls, but no 50 of a kind"
+    assert shut_outs.until_ms("User:alice") == 0, (
+        "the user must not be shut out: it made 80 calls, but no 50 of one kind"
+    )
     flood(shut_outs, "User:alice", 100, MAX_REFUSED_CALL_RATE)
     assert shut_outs.limit_of("User:alice") == MAX_REFUSED_CALL_RATE
 
@@ -94,17 +100,19 @@ def test_no_more_than_a_bound_are_shut_out_and_none_of_them_for_another() -> Non
         flood(shut_outs, f"User:{number}", 0)
     assert [shut_outs.until_ms(f"User:{number}") > 0 for number in range(20)] == [True] * 10 + [False] * 10
     flood(shut_outs, "User:late", 10 * SHUT_OUT_MS)
-    assert shut_outs.until_ms("User:late") > 0, "in the place of those whose time was over long ago"
+    assert shut_outs.until_ms("User:late") > 0, "the new user must take the place of users whose time is long over"
 
 
 def test_calls_beyond_a_rate_have_to_wait() -> None:
     rates = CallRates(10, most=2)
     assert [rates.delay_ms("User:mallory", 0) for _ in range(50)] == [0.0] * 50
-    assert [rates.delay_ms("User:mallory", 0) for _ in range(3)] == [100.0, 200.0, 300.0], "each has its own turn"
-    assert rates.delay_ms("User:mallory", 101) == 0.0, "a refusal costs nothing"
+    assert [rates.delay_ms("User:mallory", 0) for _ in range(3)] == [100.0, 200.0, 300.0], (
+        "each call beyond the rate must wait for its own turn"
+    )
+    assert rates.delay_ms("User:mallory", 101) == 0.0, "a refused call must not count"
     assert max(rates.delay_ms("User:mallory", 101) for _ in range(1_000)) == MOST_DELAY_MS
     assert rates.delay_ms("User:alice", 101) == 0.0
-    assert rates.delay_ms("User:bob", 101) == 0.0, "the oldest one makes room"
+    assert rates.delay_ms("User:bob", 101) == 0.0, "the oldest user must make room for a new one"
 
 
 def test_requests_of_kafka_clients_have_the_same_rate_and_are_held_for_their_debt() -> None:
@@ -115,7 +123,9 @@ def test_requests_of_kafka_clients_have_the_same_rate_and_are_held_for_their_deb
     assert delays == sorted(delays)
     assert delays[-1] > 300
     assert limits.refused[MAX_CALL_RATE] >= 4
-    assert max(limits.served(mallory) for _ in range(1_000)) <= MOST_DELAY_MS, "however many connections it has"
+    assert max(limits.served(mallory) for _ in range(1_000)) <= MOST_DELAY_MS, (
+        f"no delay may exceed {MOST_DELAY_MS} ms, however many connections the user has"
+    )
     assert limits.served(Caller("User:ANONYMOUS", "10.0.0.1")) == 0.0
     assert [limits.served(Caller("Node:1", "10.0.0.1")) for _ in range(100)] == [0.0] * 100
 
@@ -125,7 +135,7 @@ def test_messages_of_group_members_have_the_rate_by_themselves() -> None:
     mallory, stranger = Caller("User:mallory", "10.0.0.1"), Caller()
     assert [limits.member_said(mallory, "10.0.0.1") for _ in range(49)] == [0.0] * 49
     assert [limits.member_said(mallory, "10.0.0.1") for _ in range(5)][-1] > 300
-    assert limits.served(mallory) == 0.0, "calls of the same user"
+    assert limits.served(mallory) == 0.0, "streams of a member must not delay the same user's other calls"
     assert limits.member_said(Caller("User:alice", "10.0.0.1"), "10.0.0.1") == 0.0
     assert [limits.member_said(stranger, "10.0.0.2") for _ in range(54)][-1] > 300
     assert limits.member_said(stranger, "10.0.0.3") == 0.0
@@ -288,7 +298,7 @@ def test_streams_of_a_user_or_an_address_are_bounded(
             for refusal in refusals:
                 assert refusal.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
                 told = from_grpc(refusal, "broker")
-                assert isinstance(told, BrokerOverloaded), "which clients retry"
+                assert isinstance(told, BrokerOverloaded), "the client must get BrokerOverloaded, which it retries"
                 assert limit in str(told)
             honest = await begun("User:alice", "10.0.0.3")
             assert await asyncio.wait_for(honest.read(), WAIT_S) == b"x"
@@ -323,7 +333,9 @@ def test_the_connections_of_a_user_that_opens_and_ends_streams_too_fast_are_clos
                     (await opened(theirs, "User:mallory")).cancel()
                 except aio.AioRpcError as refused:
                     refusals.append(refused)
-            assert isinstance(told := from_grpc(refusals[0], "broker"), BrokerOverloaded), "before it is disconnected"
+            assert isinstance(told := from_grpc(refusals[0], "broker"), BrokerOverloaded), (
+                "the client must get BrokerOverloaded before it is disconnected"
+            )
             assert "opened and ended streams too fast" in str(told)
             await until(lambda: connections.refused[MAX_SHORT_STREAM_RATE])
             assert limits.refused[MAX_SHORT_STREAM_RATE] >= 1
@@ -480,7 +492,7 @@ def test_refusals_of_many_clients_that_wait_in_between_shut_nobody_out() -> None
     assert shut_outs.until_ms("User:alice") == 0
     for _ in range(500):
         limits.count_refused(Peer(0))
-    assert shut_outs.until_ms("User:alice") > 0, "one connection that does not wait"
+    assert shut_outs.until_ms("User:alice") > 0, "the user must be shut out if one connection calls without waiting"
 
 
 def test_a_user_that_goes_on_with_refused_streams_is_shut_out(caplog: pytest.LogCaptureFixture) -> None:
@@ -508,7 +520,7 @@ def test_a_user_that_goes_on_with_refused_streams_is_shut_out(caplog: pytest.Log
     with caplog.at_level(logging.WARNING, "broker.net.calls"):
         asyncio.run(work())
     told = [vars(record)["limit"] for record in caplog.records if record.name == "broker.net.calls"]
-    assert told == ["max.streams.per.user", MAX_REFUSED_CALL_RATE], "once a minute"
+    assert told == ["max.streams.per.user", MAX_REFUSED_CALL_RATE], "the warning must be logged once a minute"
 
 
 def test_calls_beyond_the_rate_are_refused_with_the_time_to_wait_and_then_shut_out() -> None:

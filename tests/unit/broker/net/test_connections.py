@@ -57,7 +57,7 @@ def test_an_address_opens_connections_at_its_rate() -> None:
     assert [limits.open("10.0.0.1", 0) for _ in range(3)] == ["", "", "connection_creation_rate"]
     assert all(limits.open("10.0.0.2", 0) == "" for _ in range(100))
     opened = sum(limits.open("10.0.0.1", now_ms) == "" for now_ms in range(0, 100_000, 10))
-    assert opened == pytest.approx(200, rel=0.01), "refused attempts cost nothing"
+    assert opened == pytest.approx(200, rel=0.01), "refused attempts must not count, so that 2 of a second are accepted"
 
 
 def test_the_rate_is_that_of_the_quota_or_else_of_the_config() -> None:
@@ -171,7 +171,9 @@ def test_silent_connections_of_one_address_are_bounded_and_honest_clients_go_on(
             hostile = [connect(port, "127.0.0.2") for _ in range(200)]
             try:
                 await until(lambda: sum(map(is_open, hostile)) <= 20)
-                assert limits.refused["max.connections.per.ip"] >= 100, "not those that gRPC has given up since"
+                assert limits.refused["max.connections.per.ip"] >= 100, (
+                    "the limit must have closed 100 connections or more; gRPC may have given up the others"
+                )
                 await ping(channel)
                 with contextlib.closing(connect(port, "127.0.0.3")) as other:
                     await until(lambda: limits.count("127.0.0.3"))
@@ -287,7 +289,7 @@ async def test_of_too_many_connections_without_a_login_the_right_ones_are_found_
         nonlocal calls
         calls += 1
         if calls > 200 * len(hosts):
-            raise AssertionError("too many calls")
+            raise AssertionError(f"the look made more than 200 calls for each of {len(hosts)} addresses")
 
     sys.setprofile(count)
     try:
@@ -295,8 +297,10 @@ async def test_of_too_many_connections_without_a_login_the_right_ones_are_found_
     finally:
         sys.setprofile(None)
     assert limits.refused == {"max.connections": 2_001}
-    assert limits.count("10.0.0.2") == 1, "the address with most loses 2 000"
-    assert [host for host in singles if not limits.count(host)] == ["10.0.0.1"], "and then the oldest one goes"
+    assert limits.count("10.0.0.2") == 1, "the address with the most connections must lose 2,000"
+    assert [host for host in singles if not limits.count(host)] == ["10.0.0.1"], (
+        "after it, the oldest connection of the others must be closed"
+    )
     told = [vars(record) for record in caplog.records if record.name == "broker.net.connections"]
     assert [(each["host"], each["limit"]) for each in told] == [
         ("10.0.0.2", "max.connections"),
@@ -446,7 +450,9 @@ async def test_the_oldest_connection_without_a_login_gives_way_where_a_listener_
     first.logged_in()
     for number in range(4):
         assert doors.open(f"silent {number}", "10.0.0.1") is not None
-    assert doors.ended == ["silent 0", "silent 1"], "first has logged in"
+    assert doors.ended == ["silent 0", "silent 1"], (
+        "the oldest connections that have not logged in must be closed, not the first, which has"
+    )
     assert (limits.count("10.0.0.1"), len(doors.newcomers)) == (3, 2)
     first.close()
     first.close()
@@ -464,11 +470,13 @@ async def test_clients_that_came_first_finish_their_logins_when_very_many_connec
     doors = _Doors(limits, most=5, most_of_network=4)
     assert [doors.open(f"a {number}", "10.0.0.1") is not None for number in range(5)] == [True] * 3 + [False] * 2
     others = [doors.open(f"b {number}", f"10.0.0.{2 + number}") for number in range(4)]
-    assert [each is not None for each in others] == [True] * 2 + [False] * 2, "of all together"
+    assert [each is not None for each in others] == [True] * 2 + [False] * 2, (
+        "the limit over all addresses must refuse the third and the fourth"
+    )
     ipv6 = _Doors(ConnectionLimits(most=1_000, per_ip=1_000), most_of_network=2)
     assert [ipv6.open(f"{number}", f"fd00::{number}") is not None for number in range(3)] == [True, True, False]
     assert doors.ended == ipv6.ended == []
-    assert (limits.total, len(doors.newcomers)) == (5, 5), "those that were refused do not count"
+    assert (limits.total, len(doors.newcomers)) == (5, 5), "refused connections must not count"
     assert others[0] is not None
     others[0].logged_in()
     assert doors.open("in its place", "10.0.0.9") is not None
@@ -480,11 +488,11 @@ async def test_connections_without_a_login_are_bounded_in_all_and_by_network(mon
     doors = _Doors(limits, most=5, most_of_network=3)
     for number in range(4):
         doors.open(f"ipv6 {number}", f"fd00::{number}")
-    assert doors.ended == ["ipv6 0"], "a client has all addresses of its network"
+    assert doors.ended == ["ipv6 0"], "addresses of one IPv6 network must count together"
     doors.open("honest", "10.0.0.1")
     doors.open("honest too", "10.0.0.2")
     doors.open("late", "10.0.0.3")
-    assert doors.ended == ["ipv6 0", "ipv6 1"], "of the network with most"
+    assert doors.ended == ["ipv6 0", "ipv6 1"], "the oldest connection of the network with the most must be closed"
     assert limits.refused == {"max.connections.per.ip": 1, "max.connections": 1}
     assert (limits.total, len(doors.newcomers)) == (5, 5)
 

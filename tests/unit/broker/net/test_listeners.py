@@ -133,7 +133,7 @@ def test_connections_end_with_the_listener(tmp_path: Path) -> None:
     async def scenario(listener: Listener, authority: CertificateAuthority) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
         writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0")
-        assert await reader.read(1), "it is served"
+        assert await reader.read(1), "the listener must answer the connection"
         await listener.close()
         async with asyncio.timeout(60):
             while await reader.read(1 << 16):

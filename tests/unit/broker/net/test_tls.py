@@ -218,7 +218,7 @@ def test_what_was_refused_for_the_time_being_counts_later(authority: Certificate
     seen = []
     for clock[0] in (1.0, 30.0, 31.5, 45.0, 62.0):
         seen.append(found.current()[1] - version)
-    assert seen == [0, 0, 0, 0, 1], "looked at again every half minute"
+    assert seen == [0, 0, 0, 0, 1], "the files must be looked at again every half minute"
 
 
 def test_a_mounted_secret_is_seen_to_change(authority: CertificateAuthority, tmp_path: Path) -> None:
@@ -345,7 +345,9 @@ def test_a_changed_password_and_key_are_read_again(authority: CertificateAuthori
     authority.issue("renewed", node_ids=[1])
     _encrypt(file, "second", serialization.PrivateFormat.PKCS8)
     clock[0] += security.LOOK_EVERY_S
-    assert fresh.current() == (before, version), "the key does not open with the old password"
+    assert fresh.current() == (before, version), (
+        "the previous certificate must stay, as the old password does not open the new key"
+    )
     password.write_text("second")
     clock[0] += security.LOOK_EVERY_S
     assert fresh.current()[1] == version + 1
@@ -376,6 +378,6 @@ def test_kafka_clients_see_a_new_certificate_and_the_one_before_while_its_key_ca
     password.unlink()
     assert serial() == before
     password.write_text("open, sesame")
-    assert serial() == before, "the command or file of the password is not asked again for each connection"
+    assert serial() == before, "the password must not be read again for each connection"
     clock[0] += security.TRY_AGAIN_S
     assert serial() != before

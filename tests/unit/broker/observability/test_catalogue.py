@@ -49,7 +49,9 @@ def test_alerts_and_panels_ask_for_samples_that_there_are_by_labels_that_they_ha
     for expression in expressions():
         for name, selected in selectors_in(expression):
             own = selected - {"namespace", "pod", "le"}
-            assert own <= labels.get(name, set()), f"{name} has no {own}"
+            assert own <= labels.get(name, set()), (
+                f"the expression selects {name} by labels that it has not: {own - labels.get(name, set())}"
+            )
 
 
 def test_panels_stand_side_by_side() -> None:

@@ -17,7 +17,7 @@ def test_a_value_is_in_its_bucket_and_in_all_above() -> None:
     histogram = Histogram((0.1, 1.0))
     for value in (0.1, 0.11, 5.0):
         histogram.observe(value)
-    assert histogram.counts == [1, 1, 1], "upper ends are inclusive"
+    assert histogram.counts == [1, 1, 1], "the upper end of a bucket must be inclusive"
     assert histogram.cumulative() == [("0.1", 1.0), ("1.0", 2.0), ("+Inf", 3.0)]
     assert histogram.total == pytest.approx(5.21)
 
@@ -57,7 +57,9 @@ def test_a_scrape_is_not_disturbed_by_new_topics_nor_by_another_scrape() -> None
     counters, new = Counters(), itertools.count()
     counters.topics[OtherThread("gone", lambda: counters.topic(f"new-{next(new)}"))] = TopicCounters()
     counters.keep_topics(frozenset())
-    assert [name.partition("-")[0] for name in counters.topics] == ["new"], "what comes meanwhile stays"
+    assert [name.partition("-")[0] for name in counters.topics] == ["new"], (
+        "a topic that is added during the call must stay"
+    )
     counters = Counters()
     counters.topics[OtherThread("gone", counters.topics.clear)] = TopicCounters()
     counters.keep_topics(frozenset())
@@ -79,7 +81,7 @@ def test_only_another_leader_of_a_partition_that_was_there_counts_and_only_at_th
         return counters.leader_elections - before
 
     made, _ = accept(image, create_topic("orders", 1, partitions=2, replication_factor=2))
-    assert go_on(made) == 0, "new partitions"
+    assert go_on(made) == 0, "the first leaders of new partitions must not count as elections"
     first = made.topic("orders")
     assert first is not None
     leader = first.partitions[0].leader
@@ -90,11 +92,11 @@ def test_only_another_leader_of_a_partition_that_was_there_counts_and_only_at_th
     )
     assert changed >= 1
     assert go_on(moved) == changed
-    assert go_on(moved) == 0, "the same once more"
+    assert go_on(moved) == 0, "the same image must not be counted twice"
     active = False
     back = settled(up(image, leader))
     last = next(each for each in (1, 2, 3) if each != leader)
     go_on(back)
-    assert go_on(settled(down(back, last))) == 0, "somebody else counts"
+    assert go_on(settled(down(back, last))) == 0, "only the active controller must count elections"
     counter(image, None)
     assert counters.unclean_leader_elections == 0

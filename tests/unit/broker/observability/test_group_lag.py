@@ -78,7 +78,9 @@ def test_lag_counts_records_and_the_seconds_since_the_first_of_them() -> None:
     parts.leaders.written[TOPIC, 0] = parts.time.now_ms() - 90_000
     lags = parts.look()
     assert lags["billing", 0] == GroupLag("billing", "orders", 0, 0, 0.0)
-    assert lags["audit", 0] == GroupLag("audit", "orders", 0, 60, 90.0), "by the timestamp of record 40"
+    assert lags["audit", 0] == GroupLag("audit", "orders", 0, 60, 90.0), (
+        "the lag in seconds must come from the timestamp of record 40"
+    )
     assert parts.leaders.looked_up == [{(TOPIC, 0): 40}]
 
     parts.leaders.places[TOPIC, 0] = Ends(0, 150)
@@ -87,13 +89,13 @@ def test_lag_counts_records_and_the_seconds_since_the_first_of_them() -> None:
     lags = parts.look(after_ms=10_000)
     assert lags["billing", 0][3:] == (50, 15.0)
     assert lags["audit", 0][3:] == (110, 105.0)
-    assert len(parts.leaders.looked_up) == 1, "what is known is not looked up again"
+    assert len(parts.leaders.looked_up) == 1, "a timestamp that is known must not be looked up again"
 
 
 def test_records_that_are_deleted_are_not_behind() -> None:
     parts = Parts(group("audit", p0=10))
     parts.leaders.places[TOPIC, 0] = Ends(80, 100)
-    assert parts.look()["audit", 0][3:] == (20, None), "the record cannot be looked up: the seconds are not known"
+    assert parts.look()["audit", 0][3:] == (20, None), "without the record the lag in seconds must be unknown"
     parts.leaders.places[TOPIC, 0] = Ends(100, 100)
     assert parts.look(1_000)["audit", 0][3:] == (0, 0.0)
 
@@ -119,12 +121,14 @@ def test_more_than_a_scrape_bears_is_left_out_and_said(monkeypatch: pytest.Monke
     monkeypatch.setattr(group_lag, "MAX_SERIES", 2)
     parts = Parts(*(group(f"g{n}", p0=n) for n in range(5)))
     parts.leaders.places[TOPIC, 0] = Ends(0, 10)
-    assert set(parts.look()) == {("g0", 0), ("g1", 0)}, "the largest lags"
+    assert set(parts.look()) == {("g0", 0), ("g1", 0)}, (
+        "of more groups than fit, those with the largest lags must be shown"
+    )
     families = {family.name: family for family in GroupMetrics(lambda: parts.sampler.latest).collect()}
     assert families["raftlog_group_series_left_out"].samples[0].value == 3 + 3
     shown = {sample.labels["group"]: sample.value for sample in families["raftlog_group_lag_records"].samples}
     assert shown == {"g0": 10, "g1": 9}
-    assert families["raftlog_group_lag_seconds"].samples == [], "nothing is known of the time"
+    assert families["raftlog_group_lag_seconds"].samples == [], "no lag in seconds must be shown where it is unknown"
 
 
 async def test_a_round_that_fails_does_not_end_the_rounds() -> None:
@@ -159,9 +163,13 @@ def history(*looks: tuple[int, float]) -> WatermarkHistory:
 def test_who_has_everything_has_no_lag_and_who_was_overtaken_between_two_looks_has_it_since_then() -> None:
     seen = history((100, 0), (100, 4_000), (200, 5_000), (200, 9_000))
     assert seen.lag_s(200, 9_000) == 0
-    assert seen.lag_s(100, 9_000) == 5, "the last look that saw nothing above 100 was at 4 s"
-    assert seen.lag_s(150, 9_000) == 4.5, "half-way from 100 to 200, half-way from 4 s to 5 s"
-    assert seen.lag_s(99, 9_000) is None, "nobody saw it pass"
+    assert seen.lag_s(100, 9_000) == 5, (
+        "the lag must count from 4 s, when the partition was last seen without records above 100"
+    )
+    assert seen.lag_s(150, 9_000) == 4.5, (
+        "the lag must count from half-way between 4 s and 5 s, as 150 is half-way from 100 to 200"
+    )
+    assert seen.lag_s(99, 9_000) is None, "the lag must be unknown for an offset that was passed before the first look"
     assert WatermarkHistory().lag_s(0, 0) is None
 
 
@@ -220,7 +228,9 @@ def test_lag_is_between_that_of_the_looks_around_it_and_the_history_stays_small(
         least, most = (now_ms - above[0]) / 1_000, (now_ms - not_above[-1]) / 1_000
         assert least - 1e-6 <= lag_s <= most + 1e-6
     assert 0 <= lag_s <= (now_ms - looks[0][1]) / 1_000 + 1e-6
-    assert lag_s >= (seen.lag_s(min(offset, committed + 1), now_ms) or 0) - 1e-6, "who is further behind is not later"
+    assert lag_s >= (seen.lag_s(min(offset, committed + 1), now_ms) or 0) - 1e-6, (
+        "a group that is further behind must not have a shorter lag in seconds"
+    )
 
 
 LEADERS = {0: 1, 1: 1, 2: 2, 3: NO_LEADER}
@@ -258,9 +268,12 @@ async def test_what_is_not_answered_is_left_out() -> None:
     assert await leaders.ends([*wanted, (b"g" * 16, 0), (TOPIC, 4)]) == {
         (TOPIC, 0): Ends(5, 5),
         (TOPIC, 4): Ends(5, 9),
-    }, "1 is refused, where 2 is led is not known, 3 has no leader, and the topic of the last but one is gone"
+    }, (
+        "only partitions 0 and 4 must be answered: 1 is refused, 2 has an unknown leader, 3 none, and the other "
+        "topic is gone"
+    )
     found = await leaders.written_ms({(TOPIC, 0): 7, (TOPIC, 1): 7, (TOPIC, 4): 9})
-    assert found == {(TOPIC, 0): 1_000}, "no record is left at 9"
+    assert found == {(TOPIC, 0): 1_000}, "no timestamp must be given for offset 9, where no record is left"
     await leaders.close()
 
 
@@ -269,4 +282,4 @@ async def test_a_leader_is_asked_in_pieces() -> None:
     leaders = LeaderOffsets(1, image, here.answer, lambda broker_id: None)
     found = await leaders.ends([(TOPIC, number) for number in range(4, 4 + AT_A_TIME)])
     assert len(found) == AT_A_TIME
-    assert here.sizes == [AT_A_TIME, AT_A_TIME], "two questions for each partition"
+    assert here.sizes == [AT_A_TIME, AT_A_TIME], "the partitions must be asked for in two requests"

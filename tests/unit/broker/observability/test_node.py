@@ -59,7 +59,7 @@ def test_a_node_that_serves_is_ready_unless_something_keeps_it() -> None:
     assert health.ready() == (200, {"ready": True})
     why = "no lease: the controller is away"
     assert health.ready() == (503, {"ready": False, "reason": "no lease: the controller is away"})
-    assert health.startup()[0] == 200, "once started, always started"
+    assert health.startup()[0] == 200, "a node that has started must count as started for ever"
     why = ""
     health.stopping()
     assert health.ready() == (503, {"ready": False, "reason": "the node is stopping"})
@@ -97,7 +97,7 @@ def answered(server: ObservabilityServer, path: str) -> int:
         try:
             return get(server, path)[0]
         except ConnectionError:
-            assert time.monotonic() < until_s, "it is hung up on"
+            assert time.monotonic() < until_s, "the server still closes every connection"
         time.sleep(0.01)
 
 
@@ -128,7 +128,7 @@ def test_who_connects_and_says_nothing_does_not_keep_probes_out_for_long(server:
         for each in idle:
             each.settimeout(60)
         closed = sum(each.recv(1) == b"" for each in idle)
-        assert closed == len(idle), "some are hung up on at once, the others after a while"
+        assert closed == len(idle), "the server must close all idle connections, some at once, the others after a while"
         assert answered(server, "/livez") == 200
     finally:
         for each in idle:

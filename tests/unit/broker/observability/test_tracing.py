@@ -137,7 +137,7 @@ async def test_one_record_on_its_leader_and_its_follower(tmp_path: Path) -> None
         link = await joined(leader, follower)
         requests.send(produce(1, PRODUCER))
         await settle()
-        assert traced.names == [], "nobody holds it yet"
+        assert traced.names == [], "no span must end before the record is on disk"
         traces = leader.registry.find(TOPIC_ID, 0).traces
         assert traces is not None
         (told,) = traces.between(0, 1)
@@ -146,7 +146,7 @@ async def test_one_record_on_its_leader_and_its_follower(tmp_path: Path) -> None
         follower.disk.held = True
         link.follower.append_replicated(read.records, 1, link.on_durable, [told])
         await settle()
-        assert traced.names == [], "in the follower's log is not held"
+        assert traced.names == [], "no span must end while the record is only in the follower's log, not on its disk"
         follower.disk.release()
         await settle()
         assert traced.names == ["replicate t", "commit t", "append t"]
@@ -167,7 +167,9 @@ async def test_one_record_on_its_leader_and_its_follower(tmp_path: Path) -> None
             assert attribute(append, name) == value
         later = follower.registry.find(TOPIC_ID, 0).traces
         assert later is not None
-        assert later.between(0, 1) == [told], "who leads later tells its followers"
+        assert later.between(0, 1) == [told], (
+            "the follower must know the trace, so that it can tell its followers when it leads"
+        )
 
 
 @pytest.mark.parametrize("leaves", [False, True])
@@ -288,7 +290,7 @@ def test_ranges_are_bounded_found_by_offset_and_cut_with_the_log() -> None:
     last = MAX_RANGES + 9
     assert traces.between(last * 10, last * 10 + 1) == [str(last)]
     assert traces.between(last * 10 + 4, last * 10 + 100) == [str(last)]
-    assert traces.between(last * 10 - 5, last * 10) == [], "between two batches"
+    assert traces.between(last * 10 - 5, last * 10) == [], "no trace must be found for offsets between two batches"
     assert traces.between(last * 10 - 6, last * 10 + 1) == [str(last), str(last - 1)]
     assert len(traces.between(0, last * 10 + 5)) == MAX_TRACES
     traces.note(last * 10 - 10, last * 10 - 9, ["after a truncation"])

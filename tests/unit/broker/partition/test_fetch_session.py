@@ -300,7 +300,7 @@ async def test_a_client_that_complains_has_the_log_looked_at(tmp_path: Path) -> 
         requests.send(complaint)
         await writer.wait_for(1)
         await settle()
-        assert told == [], "it is whole"
+        assert told == [], "an undamaged batch must not be reported as damaged"
         flip(parts, -9)
         parts.registry._suspicions._checked_logs.clear()
         parts.registry._suspicions._checked_offsets.clear()
@@ -568,7 +568,7 @@ async def test_offsets_are_looked_up_below_what_the_reader_may_get(
         producer.end(commit=False)
         await settle()
         assert await find(timestamp_ms=-1) == 5
-        assert await find(timestamp_ms=-3) == 0, "a marker is no record"
+        assert await find(timestamp_ms=-3) == 0, "the search for the newest timestamp must not find the marker"
         assert await find(at_offset=4) == -1
 
 
@@ -637,14 +637,16 @@ async def test_a_reader_is_sent_to_the_replica_in_its_rack_as_soon_as_one_is_in_
         await settle()
         async with reading(parts, rack="r2") as writer:
             (frames,) = writer.written
-            assert not frames[0].head.HasField("preferred_read_replica"), "nobody has heard of it yet"
+            assert not frames[0].head.HasField("preferred_read_replica"), (
+                "no replica may be recommended before any has reported"
+            )
             caught_up(parts)
             await settle()
             assert records_of(writer.written) == []
             assert [frame.head.preferred_read_replica for frame in writer.written[1]] == [2]
             filled(parts)
             await settle()
-            assert len(writer.written) == 2, "the subscription is over"
+            assert len(writer.written) == 2, "the consumer must get nothing more, as it was sent to another replica"
         for rack in ("", "r1", "r9"):
             async with reading(parts, rack=rack) as writer:
                 assert len(records_of(writer.written)) == 1
@@ -669,7 +671,9 @@ async def test_a_follower_serves_whom_the_leader_sent_with_a_lease_only(tmp_path
             await settle()
             assert len(records_of(writer.written)) == 1
         async with reading(parts, from_follower=True, offset=7) as writer:
-            assert [frame.head.HasField("error") for (frame,) in writer.written] == [False], "it is only behind"
+            assert [frame.head.HasField("error") for (frame,) in writer.written] == [False], (
+                "a consumer that is only ahead of the follower must get no error"
+            )
 
 
 async def test_a_reader_of_truncated_records_hears_where_the_logs_part(tmp_path: Path) -> None:

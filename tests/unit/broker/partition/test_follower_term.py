@@ -121,11 +121,13 @@ async def test_a_follower_acks_what_was_fsynced_and_no_more(tmp_path: Path) -> N
         assert two.partition(2).log_end_offset == 1
         assert answer == []
         link.follower.take_marks(1, 0, 1)
-        assert two.partition(2).high_watermark == 0, "what it does not hold, it does not call committed"
+        assert two.partition(2).high_watermark == 0, "the high watermark must not pass what the follower has on disk"
         two.nodes[2].disk.release()
         await settle()
         assert answer == [None]
-        assert two.partition(2).high_watermark == 1, "as it has heard before"
+        assert two.partition(2).high_watermark == 1, (
+            "once the record is on disk, the follower must take the high watermark that it was told"
+        )
 
 
 async def test_what_a_follower_has_said_it_holds_is_not_taken_back_by_another_flush_config(tmp_path: Path) -> None:
@@ -141,7 +143,7 @@ async def test_what_a_follower_has_said_it_holds_is_not_taken_back_by_another_fl
         await settle()
         records = two.stored(1)
         link.follower.append_replicated(records, 1, heard.append)
-        assert heard == [2], "flush.messages above 1: at once"
+        assert heard == [2], "with flush.messages above 1 an append must be reported before the flush"
         two.nodes[2].disk.held = True
         partition.log.update_config(LogConfig())
         partition.apply_config()
@@ -150,7 +152,7 @@ async def test_what_a_follower_has_said_it_holds_is_not_taken_back_by_another_fl
         assert partition.durable_end_offset == 0
         two.nodes[2].disk.release()
         await settle()
-        assert partition.durable_end_offset == 2, "nobody appends, and it is flushed all the same"
+        assert partition.durable_end_offset == 2, "the log must be flushed after its time, even without further appends"
 
 
 async def test_the_high_watermark_outlives_the_leader_and_the_process(tmp_path: Path) -> None:
@@ -272,7 +274,7 @@ async def test_a_flush_under_way_at_a_change_of_leader_acks_nothing_that_is_cut(
         done: list[RaftlogError | None] = []
         link.follower.truncate(opening, 2, done.append)
         await settle()
-        assert done == [], "it waits for the disk as well"
+        assert done == [], "the truncation must wait for the disk"
         two.nodes[1].disk.release()
         await settle()
         assert done == [None]
@@ -282,7 +284,7 @@ async def test_a_flush_under_way_at_a_change_of_leader_acks_nothing_that_is_cut(
         await link.open()
         two.nodes[1].disk.held = True
         await link.pump()
-        assert new == [[]], "appended, and not held"
+        assert new == [[]], "the leader must not be told of a record that is not on disk yet"
         two.nodes[1].disk.release()
         await settle()
         assert new == [[None]]
@@ -322,13 +324,13 @@ async def test_a_role_begins_once_the_truncation_of_the_one_before_has_ended(tmp
         elections = [asyncio.create_task(two.elect(*change, only=1)) for change in ((2, 3), (1, 4), (2, 5), (1, 6))]
         await asyncio.gather(*elections)
         partition = two.partition(1)
-        assert two.nodes[1].registry.applied_offset == 6, "nothing that others are to have is kept by it"
+        assert two.nodes[1].registry.applied_offset == 6, "the slow disk must not keep back work on other metadata"
         assert (partition.leads, partition.following) == (False, None)
         disk.release()
         await settle()
         assert partition.leader_epoch == 6
         assert partition.leads
-        assert partition.log_end_offset in (0, 3), "cut, or not begun"
+        assert partition.log_end_offset in (0, 3), "the log must be cut, or not be touched"
         assert len(done) == 1
         assert produce(partition, b"d", all_replicas=False) == [[]]
         await settle()

@@ -94,7 +94,7 @@ def test_all_waits_for_every_replica_in_sync_and_one_for_the_leader_alone(tmp_pa
         opened(partition)
         opened(partition, Replica(3, 1), lambda: None)
         everyone, leader_only = produce(partition), produce(partition, all_replicas=False)
-        assert (everyone, leader_only) == ([], []), "not even flushed"
+        assert (everyone, leader_only) == ([], []), "no request may be acknowledged before the record is on disk"
         await settle()
         assert (everyone, leader_only) == ([], [None])
         partition.replica_acked(FOLLOWER, no_change, 2)
@@ -150,12 +150,14 @@ def test_too_few_in_sync_refuse_before_and_answer_after_an_append(tmp_path: Path
             produce(partition)
         assert partition.log_end_offset == end
         await settle()
-        assert leader_only == [None], "acks=1 asks for nobody else"
-        assert partition.high_watermark == 0, "KIP-966: too few in sync commit nothing"
+        assert leader_only == [None], "acks=1 must be acknowledged by the leader alone"
+        assert partition.high_watermark == 0, (
+            "the high watermark must not move while too few replicas are in sync (KIP-966)"
+        )
         lead(partition, (1, 2), partition_epoch=3)
         partition.replica_acked(FOLLOWER, no_change, 2)
         assert partition.high_watermark == 2
-        assert [type(error) for error in answers] == [NotEnoughReplicasAfterAppend], "answered once"
+        assert [type(error) for error in answers] == [NotEnoughReplicasAfterAppend], "the request must be answered once"
 
     run(tmp_path, scenario)
 
@@ -171,7 +173,7 @@ def test_a_smaller_isr_commits_what_its_members_hold(tmp_path: Path) -> None:
         assert answers == [None]
         lead(partition, (1, 2, 3), partition_epoch=1)
         assert partition.is_live(2)
-        assert not partition.is_live(3), "older metadata is passed over"
+        assert not partition.is_live(3), "older metadata must be ignored"
 
     run(tmp_path, scenario)
 
@@ -185,7 +187,7 @@ def test_who_waits_is_refused_with_the_new_leader_however_leadership_is_lost(tmp
         for (error,) in answers:
             assert isinstance(error, NotLeader)
             assert (error.leader_id, error.leader_epoch, error.host, error.port) == (2, 4, "broker-2", 9092)
-        assert changes, "the followers' streams look at once"
+        assert changes, "the followers' streams must be woken"
         assert partition.following is not None
         with pytest.raises(NotLeader):
             partition.replica_acked(FOLLOWER, no_change, 1)
@@ -396,7 +398,9 @@ def test_who_has_caught_up_joins_by_its_ack_and_counts_from_then_on(tmp_path: Pa
         )
         assert open_with_third == Accepted()
         await settle()
-        assert parts.proposals.commands == [], "it lacks a committed record"
+        assert parts.proposals.commands == [], (
+            "a follower that lacks a committed record must not be proposed for the ISR"
+        )
         partition.replica_acked(third, stream, 1)
         partition.replica_acked(third, stream, 1)
         await settle()
@@ -407,7 +411,7 @@ def test_who_has_caught_up_joins_by_its_ack_and_counts_from_then_on(tmp_path: Pa
         later = produce(partition)
         await settle()
         partition.replica_acked(FOLLOWER, no_change, 2)
-        assert later == [], "the controller may have taken it in already"
+        assert later == [], "the record must wait for the new member, which the controller may have added already"
         partition.replica_acked(third, stream, 2)
         assert later == [None]
 
@@ -431,7 +435,7 @@ async def test_who_stays_behind_leaves_by_the_clock(tmp_path: Path) -> None:
         await settle()
         (command,) = parts.proposals.commands
         assert [member.broker_id for member in command.alter_partition.new_isr] == [1, 2]
-        assert answers == [], "asked for is not granted"
+        assert answers == [], "the record must wait until the controller has granted the smaller ISR"
         await parts.apply(image(2, (1, 2)))
         assert answers == [None]
 
@@ -457,7 +461,9 @@ async def test_who_has_a_full_disk_and_lacks_records_leaves_soon(tmp_path: Path)
         assert [member.broker_id for member in command.alter_partition.new_isr] == [1, 3]
         gone = {**brokers, 2: replace(brokers[2], fenced=True)}
         await parts.apply(replace(image(3), brokers=gone))
-        assert not parts.registry.has_full_followers, "who is fenced is in no ISR"
+        assert not parts.registry.has_full_followers, (
+            "a fenced broker is in no ISR, so that no follower with a full disk is left"
+        )
 
 
 def test_progress_is_told_of_every_replica(tmp_path: Path) -> None:
@@ -597,7 +603,9 @@ def test_the_only_replica_keeps_what_it_owes_while_nobody_leads(tmp_path: Path) 
             appended(partition)
         parts.lease.renew()
         await settle()
-        assert answers == [], "a lease alone does not make a leader"
+        assert answers == [], (
+            "a broker that got its lease back must not acknowledge before its metadata says that it leads"
+        )
         await follow(parts, offset=3, leader=1, leader_epoch=5)
         await settle()
         assert answers == [None]
@@ -681,7 +689,7 @@ def test_a_lease_counts_from_when_the_heartbeat_left_and_ends_by_the_clock_alone
     assert lease.valid()
     assert woken == [1_000]
     clock.now = 1_300
-    assert not lease.valid(), "1200 ms after it was sent, not after it was answered"
+    assert not lease.valid(), "the lease must end 1,200 ms after the heartbeat was sent, not after it was answered"
     lease.sent(2)
     lease.granted(2, 1_200)
     assert lease.valid()

@@ -288,7 +288,7 @@ def test_a_refusal_stays_true(tmp_path: Path) -> None:
         for sequence in (1, 2):
             with pytest.raises(OutOfOrderSequence):
                 produce(partition, sequence)
-        assert produce(partition, 0)[0] == (0, -1), "what is there is acknowledged still"
+        assert produce(partition, 0)[0] == (0, -1), "a batch that is in the log must still be acknowledged"
         assert produce(partition, 0, epoch=1)[0] == (1, -1)
         assert produce(partition, 1, epoch=1)[0] == (2, -1)
         with pytest.raises(InvalidProducerEpoch):
@@ -477,13 +477,13 @@ def test_markers_are_answered_when_they_are_committed(tmp_path: Path) -> None:
         again = mark(partition, ended())
         await settle()
         assert answers == again == []
-        assert partition.log_end_offset == 2, "a repeat is not appended"
+        assert partition.log_end_offset == 2, "a repeated marker must not be appended"
         assert partition.last_stable_offset == 0
         followed(partition)
         await settle()
         assert answers == again == [[None]]
         assert partition.last_stable_offset == partition.high_watermark == 2
-        assert mark(partition, ended()) == [[None]], "at once"
+        assert mark(partition, ended()) == [[None]], "a marker that is committed must be acknowledged at once"
         assert partition.log_end_offset == 2
 
     run(tmp_path, scenario)
@@ -499,7 +499,9 @@ def test_a_late_marker_touches_nothing(tmp_path: Path) -> None:
         await settle()
         assert mark(partition, ended()) == [[None]]
         [[refusal]] = mark(partition, ended(commit=False))
-        assert isinstance(refusal, InvalidTxnState), "the other decision is no repeat"
+        assert isinstance(refusal, InvalidTxnState), (
+            "a marker that contradicts the decision must be refused, not taken for a repetition"
+        )
         (late,) = mark(partition, ended(epoch=0, commit=False), ended(epoch=1))
         assert [type(error) for error in late] == [InvalidProducerEpoch, type(None)]
         assert partition.log_end_offset == 3
@@ -582,7 +584,9 @@ def test_a_hanging_transaction_is_aborted_if_it_is_the_one_that_is_meant(tmp_pat
         assert answers == [None]
         assert partition.last_stable_offset == 3
         assert partition.log.aborted_transactions(0, 3) == [(7, 1, 2, 3)]
-        assert mark(partition, ended(commit=False)) == [[None]], "should a coordinator know of it after all"
+        assert mark(partition, ended(commit=False)) == [[None]], (
+            "a marker must be acknowledged if a coordinator sends one after all"
+        )
         [[refusal]] = mark(partition, ended())
         assert isinstance(refusal, InvalidTxnState)
         assert "has aborted the transaction here" in str(refusal)
@@ -616,7 +620,7 @@ def test_a_transaction_of_the_last_epoch_that_is_there_can_be_aborted(tmp_path: 
         assert partition.last_stable_offset == 0
         mark(partition, ended(epoch=MAX_PRODUCER_EPOCH))
         await settle()
-        assert partition.last_stable_offset == 0, "a late marker of the transaction before is none of this one"
+        assert partition.last_stable_offset == 0, "a late marker of the previous transaction must not end this one"
         answers: Answers = []
         partition.abort_hanging(7, MAX_PRODUCER_EPOCH, 0, answers.append)
         await settle()
@@ -676,7 +680,7 @@ def test_readers_are_woken_when_what_they_wait_for_is_deleted(tmp_path: Path) ->
         partition.wait(lambda: woken.append(partition.last_stable_offset))
         partition.log.delete_records(partition.delete_target(-1))
         partition.log_start_moved()
-        assert woken == [2], "the transaction is open still, but what is left of it is not here"
+        assert woken == [2], "the reader must be woken, as the log has no records of the open transaction any more"
 
     run(tmp_path, scenario, replicas=1)
 

@@ -67,7 +67,7 @@ async def test_an_answer_waits_for_the_fsync(tmp_path: Path) -> None:
             partition = parts.registry.find(TOPIC_ID, 0)
             assert partition.log.log_end_offset == 1
             assert partition.high_watermark == 0
-            assert not writer.written, "acknowledged before it was durable"
+            assert not writer.written, "the record was acknowledged before it was on disk"
             parts.disk.release()
             (response,) = await writer.wait_for(1)
             assert (response.correlation_id, response.results[0].base_offset) == (1, 0)
@@ -111,7 +111,7 @@ async def test_requests_of_a_message_are_answered_by_themselves_and_in_one_messa
             requests.send(together(request(1), request(2, partition=9), request(3)))
             (refused,) = await writer.wait_for(1)
             assert (refused.correlation_id, refused.results[0].error.code) == (2, common_pb2.UNKNOWN_TOPIC_ID)
-            assert not refused.more, "it does not wait for the others"
+            assert not refused.more, "a refusal must not wait for the other answers"
             parts.disk.release()
             _, answers = await writer.wait_for(2)
             assert [(each.correlation_id, each.results[0].base_offset) for each in (answers, *answers.more)] == [
@@ -468,7 +468,9 @@ def test_a_batch_that_takes_long_to_check_is_checked_off_the_loop_and_keeps_its_
             requests.send(RawClient.request(1, [(TOPIC_ID, 0, 3, 1, heavy)]))
             requests.send(request(2))
             await settle()
-            assert log.log_end_offset == 0, "the event loop did the work itself, or the second overtook the first"
+            assert log.log_end_offset == 0, (
+                "the heavy batch was checked on the event loop, or the second batch was appended before it"
+            )
             parts.disk.release()
             answers = {r.correlation_id: r.results[0].base_offset for r in await writer.wait_for(2)}
             assert answers == {1: 0, 2: 1}

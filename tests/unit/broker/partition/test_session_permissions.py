@@ -214,7 +214,9 @@ def test_transactional_batches_need_a_transactional_id_besides(tmp_path: Path) -
         made.authorizer.change(WRITE, WRITE_ID)
         assert await made.answer_to(transactional(b"a"), transactional_id="another") == [refused]
         assert await made.answer_to(transactional(b"a"), transactional_id="tx") == [0]
-        assert await made.answer_to(transactional(b"a")) == [0], "an older client does not name it"
+        assert await made.answer_to(transactional(b"a")) == [0], (
+            "an older client, which does not name its transactional id, must be served"
+        )
         made.authorizer.change(WRITE_ID)
         assert await made.answer_to(transactional(b"b")) == [common_pb2.TOPIC_AUTHORIZATION_FAILED]
 
@@ -250,7 +252,7 @@ def test_a_standing_subscription_ends_when_read_is_gone_before_anything_more_lea
         made.authorizer.change(READ, WRITE)
         made.append(b"b")
         await made.frames.wait_for(2)
-        assert len(records_of(made.frames.written)) == 2, "a change that leaves READ leaves the subscription"
+        assert len(records_of(made.frames.written)) == 2, "the subscription must stay if the client may still read"
         made.authorizer.change(WRITE)
         made.append(b"secret")
         await made.frames.wait_for(3)
@@ -370,12 +372,16 @@ def test_a_stream_was_used_once_a_partition_was_read_or_a_batch_came(
             batch = RawClient.request(1, [(TOPIC_ID, 0, 3, 1, batch_of(b"x"))], log_pb2.ALL)
             assert not await served(parts, "Fetch")
             assert not await served(parts, "Fetch", opening)
-            assert await served(parts, "Fetch", opening, subscribing), "an empty partition, read to its end"
+            assert await served(parts, "Fetch", opening, subscribing), (
+                "a read to the end of an empty partition must count as use of the stream"
+            )
             assert not await served(parts, "Produce")
             assert await served(parts, "Produce", batch)
             caller.set(FakeAuthorizer().caller())
-            assert not await served(parts, "Fetch", opening, subscribing), "may not read it"
-            assert await served(parts, "Produce", batch), "is refused"
+            assert not await served(parts, "Fetch", opening, subscribing), (
+                "a refused subscription must not count as use of the stream"
+            )
+            assert await served(parts, "Produce", batch), "a refused batch must count as use of the stream"
 
     asyncio.run(main())
 

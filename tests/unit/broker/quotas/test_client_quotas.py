@@ -143,4 +143,6 @@ def test_the_rates_that_are_followed_are_bounded() -> None:
         made.charge(ALICE, f"client {number}", PRODUCER_BYTE_RATE, 1_000, 0.0)
     assert MAX_BUCKETS * 0.9 < len(made.usage()) <= MAX_BUCKETS
     assert made.delay_ms(ALICE, f"client {MAX_BUCKETS + 9}", PRODUCER_BYTE_RATE, 0.0) > 0
-    assert made.delay_ms(ALICE, "client 0", PRODUCER_BYTE_RATE, 0.0) == 0, "the oldest one begins anew"
+    assert made.delay_ms(ALICE, "client 0", PRODUCER_BYTE_RATE, 0.0) == 0, (
+        "the client that was unused longest must have been forgotten"
+    )

@@ -196,7 +196,7 @@ def test_while_one_client_is_held_others_are_served(tmp_path: Path) -> None:
         honest.read()
         answers = await honest.answers.wait_for(100)
         frames = await honest.frames.wait_for(100)
-        assert made.now_s == 0, "not held for a moment"
+        assert made.now_s == 0, "streams of another user must not wait at all"
         assert not any(answer.throttle_time_ms for answer in answers)
         assert not any(frame.head.throttle_time_ms for message in frames for frame in message)
         assert greedy.produce.taken <= 2
@@ -277,7 +277,7 @@ def test_an_open_stream_is_charged_by_the_quotas_of_the_moment(tmp_path: Path) -
         made.set(QuotaEntity("writer"), **{PRODUCER_BYTE_RATE: RATE / 2})
         assert await told_ms(2) == pytest.approx(1_000, abs=1)
         made.set(QuotaEntity("writer"), **{PRODUCER_BYTE_RATE: RATE * 10})
-        assert await told_ms(3) <= 100, "what is left of the debt, at the new rate"
+        assert await told_ms(3) <= 100, "the wait must be what is left of the debt at the new rate"
         made.image = MetadataImage()
         for count in range(4, 30):
             assert await told_ms(count) == 0
@@ -301,7 +301,7 @@ def test_a_stream_goes_on_with_its_debt_after_another_clients_rate_has_ended_old
         writer.send()
         await writer.answers.wait_for(2)
         used = {usage.scope.user: usage.used for usage in made.quotas.usage()}
-        assert used["writer"] == len(BATCH), "a new rate, from its first message on"
+        assert used["writer"] == len(BATCH), "a new rate must count from the first message after it"
         assert len(used) <= 10
 
     run(tmp_path, work)
@@ -325,7 +325,10 @@ def test_new_fetch_streams_do_not_end_the_debt_of_an_earlier_one(tmp_path: Path)
             reader.read()
         await asyncio.sleep(2.0)
         messages = sum(len(reader.frames.written) for reader in (*readers, *later))
-        assert messages <= 1 + 5 + 1, "the burst of a second, five seconds, and one message that may exceed it"
+        assert messages <= 1 + 5 + 1, (
+            f"{messages} messages left: at most 1 of a second's burst, 5 in five seconds, and 1 that may exceed the "
+            "rate"
+        )
 
     run(tmp_path, work)
 

@@ -28,7 +28,7 @@ def test_a_leader_without_a_lease_asks_for_nothing() -> None:
     of the ISR one moment before somebody else has to be elected from it."""
 
     async def propose(command: records_pb2.MetadataCommand) -> Any:
-        raise AssertionError("nothing is wanted")
+        raise AssertionError("the leader proposed a change of the ISR, though none is wanted")
 
     lease = [True]
     partition = _Lagging()
@@ -83,7 +83,7 @@ class _FullDisk:
 def test_a_full_disk_is_reported_once_and_counts_as_full_for_a_while() -> None:
     async def scenario() -> None:
         disk = _FullDisk()
-        assert not await disk.after(0), "what was refused before it served is over"
+        assert not await disk.after(0), "a refusal from before the broker served must not count"
         disk.times_full += 1
         assert await disk.after(500)
         disk.times_full += 1

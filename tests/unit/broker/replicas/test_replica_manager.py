@@ -210,7 +210,7 @@ async def test_a_replica_that_is_moved_away_is_deleted(tmp_path: Path) -> None:
         assert refused.value.leader_id == 2
         assert [name for name in directories(tmp_path) if not name.startswith("~delete")] == []
         await parts.apply(image(4, leader=2, epoch=4, replicas=(1, 2, 3)))
-        assert parts.registry.find(*KEY).log_end_offset == 0, "it comes back empty, and is fetched"
+        assert parts.registry.find(*KEY).log_end_offset == 0, "the replica must begin with an empty log and fetch it"
         assert KEY in parts.followed.now
 
 
@@ -270,7 +270,9 @@ async def test_a_damaged_replica_is_reported_and_fetched_anew_once_it_counts_for
         await parts.apply(image(7, leader=2, epoch=6, isr=(2,)))
         assert parts.registry.find(*KEY).log_end_offset == 0
         assert KEY in parts.followed.now
-        assert directories(tmp_path) == ["t-0", f"~stray-{TOPIC_ID.hex()}-0"], "kept for whoever wants to look"
+        assert directories(tmp_path) == ["t-0", f"~stray-{TOPIC_ID.hex()}-0"], (
+            "the damaged log must be kept in a stray directory"
+        )
 
 
 async def test_the_only_replica_is_neither_reported_nor_given_up(tmp_path: Path) -> None:
@@ -342,7 +344,9 @@ async def test_the_nearer_replica_is_an_active_one_in_the_readers_rack(tmp_path:
     parts.image = replace(made, brokers=racks)
     async with parts:
         partition = parts.registry.find(*KEY)
-        assert parts.registry.preferred_replica(partition, "r2") is None, "it has not been heard of"
+        assert parts.registry.preferred_replica(partition, "r2") is None, (
+            "no replica may be recommended before it was heard of"
+        )
         fetched = partition.open_replica(
             replica=Replica(2, 1),
             leader_epoch=3,
@@ -353,7 +357,9 @@ async def test_the_nearer_replica_is_an_active_one_in_the_readers_rack(tmp_path:
         )
         assert fetched == ()
         assert parts.registry.preferred_replica(partition, "r2") == 2
-        assert parts.registry.preferred_replica(partition, "r1") is None, "the leader is as near"
+        assert parts.registry.preferred_replica(partition, "r1") is None, (
+            "the leader must be read if it is in the reader's rack"
+        )
         assert parts.registry.preferred_replica(partition, "elsewhere") is None
         gone = {**racks, 2: replace(racks[2], fenced=True)}
         parts.registry.on_metadata(replace(parts.image, offset=2, brokers=gone), [broker_record(gone[2])])
@@ -367,7 +373,9 @@ async def test_a_follower_whose_log_lacks_a_marker_is_taken_out_of_service(tmp_p
     async with parts:
         partition = parts.registry.find(*KEY)
         assert partition.following is not None
-        assert parts.registry.durable_on_all(partition.log) == 0, "only a leader knows"
+        assert parts.registry.durable_on_all(partition.log) == 0, (
+            "a follower does not know what all replicas have on disk"
+        )
         opened = batch_of(
             b"v",
             producer_id=7,
@@ -451,8 +459,8 @@ async def test_the_truncation_of_one_partition_holds_up_no_other_one(tmp_path: P
         assert leads(one)
         assert parts.registry.applied_offset == 3
         await parts.apply(two_of(4, (2, 3), (2, 3)))
-        assert not leads(one), "it is let go as soon as that is known"
-        assert not is_following(zero), "the term is over, the next one waits"
+        assert not leads(one), "the broker must stop leading as soon as it applies the change"
+        assert not is_following(zero), "the next term must wait, though the former one is over"
         assert (TOPIC_ID, 0) not in parts.followed.now
         parts.disk.release()
         await settle()
@@ -518,7 +526,7 @@ async def test_a_record_is_applied_to_its_partition_alone(tmp_path: Path, monkey
         record = config_record(ResourceKey(records_pb2.ConfigResource.TOPIC, "t"), "min.insync.replicas", "2")
         await apply(parts, made, record)
         assert len(touched) == 21
-        assert worked_out == ["t"], "once, for all of its partitions"
+        assert worked_out == ["t"], "the limit must be worked out once for all partitions of the topic"
         assert leading.state.membership.min_insync_replicas == 2
 
 
@@ -598,7 +606,7 @@ async def test_logs_are_made_side_by_side_while_the_metadata_goes_on(
         assert not leads(led)
         waiting = asyncio.create_task(parts.registry.wait_applied(2))
         await settle()
-        assert not waiting.done(), "whoever has made the topic waits for its logs"
+        assert not waiting.done(), "the call that created the topic must wait until its logs are made"
         assert most == 4
         gate.set()
         await waiting
@@ -736,11 +744,13 @@ async def test_a_followers_log_with_a_record_of_an_epoch_that_never_was_is_fetch
     parts.image = image(0, leader=2, epoch=3, isr=(2,))
     async with parts:
         await settle()
-        assert is_following(parts.registry.find(*KEY)), "metadata from before the registration may lack epoch 35"
+        assert is_following(parts.registry.find(*KEY)), (
+            "the partition must be followed, as metadata from before the registration may lack epoch 35"
+        )
         await parts.apply(image(1, leader=2, epoch=4))
         await settle()
         assert parts.registry.find(*KEY).log_end_offset == 1, (
-            "a member of the ISR may have records that no other replica has"
+            "the log must stay, as a member of the ISR may have records that no other replica has"
         )
         assert offline(parts) == []
         await parts.apply(image(2, leader=2, epoch=4, isr=(2,)))
@@ -925,7 +935,9 @@ def test_each_has_a_line_but_for_many_that_change_together(
 
     async def scenario() -> None:
         async with Parts(tmp_path, partitions=5) as parts:
-            assert counts(caplog, logging.INFO) == {"leader_gained": 3}, "logs are made one by one"
+            assert counts(caplog, logging.INFO) == {"leader_gained": 3}, (
+                "the first three changes must have lines of the level INFO, even if logs are made one by one"
+            )
             assert counts(caplog, logging.DEBUG) == {"leader_gained": 2, "leaderships_changed": 5}
             first = next(record for record in caplog.records if vars(record).get("event") == "leader_gained")
             assert vars(first)["partition"] == "t-0"

@@ -52,7 +52,9 @@ def test_failed_logins_leave_room_for_refusals_and_the_other_way_round(world: Wo
         world.refuse("User:alice", f"topic-{number}")
     lines = world.lines()
     assert len(lines) == BURST_LINES
-    assert not any("left_out" in line for line in lines), "what was left out is of the kind that it is said with"
+    assert not any("left_out" in line for line in lines), (
+        "no line may say that it left some out, if those were of its own kind"
+    )
     world.clock.ms += 1_000
     world.audit.not_authenticated("mallory", "10.1.0.1", "SCRAM-SHA-512")
     world.refuse("User:alice", "another")

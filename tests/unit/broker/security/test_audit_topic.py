@@ -87,8 +87,8 @@ def test_each_line_is_a_record_with_its_fields(world: World) -> None:
         "allowed": False,
     }
     assert (second["event"], second["resource"], second["allowed"]) == ("changed", "User:bob", True)
-    assert not world.partitions[1].written, "this broker does not lead it"
-    assert not world.partitions[2].written, "another topic"
+    assert not world.partitions[1].written, "no event may be written to a partition that another broker leads"
+    assert not world.partitions[2].written, "no event may be written to a partition of another topic"
 
 
 def test_lines_wait_until_a_partition_takes_them_and_keep_their_order(world: World) -> None:
@@ -124,4 +124,4 @@ def test_the_queue_is_bounded_and_says_what_it_dropped(world: World) -> None:
     AUDIT_LOG.info("changed", extra={"resource": "last"})
     assert world.write()
     assert written[-1]["resource"] == "last"
-    assert sum(each["event"] == "dropped" for each in written) == 1, "it is told once"
+    assert sum(each["event"] == "dropped" for each in written) == 1, "dropped events must be reported once"

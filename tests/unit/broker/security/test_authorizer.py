@@ -53,7 +53,7 @@ class World:
 def test_what_an_acl_allows_is_allowed_and_nothing_else() -> None:
     world = World(acl(ALICE, Wire.WRITE, "orders", "10.0.0.1"))
     assert world.may(ALICE, Wire.WRITE, "orders")
-    assert world.may(ALICE, Wire.DESCRIBE, "orders"), "who writes may see it"
+    assert world.may(ALICE, Wire.DESCRIBE, "orders"), "Write on a topic must include Describe"
     assert not world.may(ALICE, Wire.READ, "orders")
     assert not world.may(ALICE, Wire.WRITE, "others")
     assert not world.may(ALICE, Wire.WRITE, "orders", "10.0.0.2")
@@ -68,7 +68,7 @@ def test_decisions_are_remembered_until_an_acl_changes() -> None:
     before = world.authorizer.version
     assert world.may(ALICE, Wire.WRITE, "orders")
     world.image = MetadataImage(offset=9, acls=world.image.acls)
-    assert world.authorizer.version == before, "something else has changed"
+    assert world.authorizer.version == before, "the version must stay, as no ACL has changed"
     world.set(acl(ALICE, Wire.WRITE, "orders"), acl(ALICE, Wire.WRITE, "orders", deny=True))
     assert not world.may(ALICE, Wire.WRITE, "orders")
     assert world.authorizer.version != before
@@ -89,7 +89,7 @@ def test_roles_are_followed_as_acls_are() -> None:
     assert world.authorizer.may_any(ALICE, "10.0.0.1", Wire.WRITE, Wire.TOPIC)
     assert not world.may("User:clerk", Wire.WRITE, "orders")
     world.image = MetadataImage(roles={"clerk": Role("clerk", clerk.permissions)})
-    assert not world.may(ALICE, Wire.WRITE, "orders"), "the role was revoked"
+    assert not world.may(ALICE, Wire.WRITE, "orders"), "alice must lose the permission, as the role was deleted"
 
 
 def test_a_refusal_by_a_role_names_it_and_what_lifts_it() -> None:
@@ -113,7 +113,9 @@ def test_super_users_and_nodes_may_do_everything(principal: str) -> None:
     assert world.may(principal, Wire.WRITE, "orders")
     assert world.may(principal, Wire.WRITE, "__consumer_offsets")
     assert world.authorizer.may_any(principal, "h", Wire.WRITE, Wire.TOPIC)
-    assert not world.may("User:Node:1", Wire.WRITE, "orders"), "a user of that name is no node"
+    assert not world.may("User:Node:1", Wire.WRITE, "orders"), (
+        "a user whose name looks like that of a node must not count as a node"
+    )
 
 
 def test_the_clusters_own_topics_are_for_super_users() -> None:
@@ -297,7 +299,7 @@ def test_the_same_refusal_has_a_line_a_minute(caplog: pytest.LogCaptureFixture) 
         world.clock.ms += REPEAT_MS
         world.may(ALICE, Wire.WRITE, "orders")
     assert [vars(each).get("repeated") for each in _lines(caplog)] == [None, 999]
-    assert world.refusals == {"WRITE": 1_001}, "all are counted"
+    assert world.refusals == {"WRITE": 1_001}, "each refusal must be counted, also without a line in the log"
 
 
 def test_many_refusals_cannot_fill_a_disk(caplog: pytest.LogCaptureFixture) -> None:
@@ -322,8 +324,10 @@ def test_the_operations_that_a_caller_may_do_have_kafkas_bits() -> None:
     assert authorized_operations(alice, Wire.TOPIC, "orders") == 1 << 4
     assert authorized_operations(alice, Wire.TOPIC, "others") == 0
     world.set(acl(ALICE, Wire.READ, "orders"))
-    assert authorized_operations(alice, Wire.TOPIC, "orders") == 1 << 3 | 1 << 8, "who reads may describe"
-    assert world.refusals == Counter(), "a question is no attempt"
+    assert authorized_operations(alice, Wire.TOPIC, "orders") == 1 << 3 | 1 << 8, (
+        "Read on a topic must include Describe"
+    )
+    assert world.refusals == Counter(), "a question about permissions must not count as a refusal"
     root = Caller("User:root", "10.0.0.1", world.authorizer)
     for everything in (root, Caller()):
         assert authorized_operations(everything, Wire.TOPIC, "orders") == 0b1101_1111_1000

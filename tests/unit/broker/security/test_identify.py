@@ -208,7 +208,7 @@ def test_a_call_has_the_user_of_its_token_and_the_address() -> None:
     async def scenario() -> None:
         expected = repr(Caller("User:alice", "127.0.0.1"))
         assert await world.unary(world.token("alice")) == expected
-        assert await world.unary(world.token("alice")) == expected, "from what is remembered"
+        assert await world.unary(world.token("alice")) == expected, "the second call must be identified from memory"
 
     world.run(scenario)
     assert world.counters.unauthenticated_calls == 0
@@ -251,7 +251,7 @@ def test_a_call_of_a_user_that_is_shut_out_is_refused_before_anything_is_read_or
         method: Any = world.channel.stream_stream("/t.T/Both")
         call = method(metadata=world.token("mallory"))
         assert await call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert list(await call.initial_metadata()) == [], "the headers are the status"
+        assert list(await call.initial_metadata()) == [], "the refusal must come in headers with the status only"
         with pytest.raises(aio.AioRpcError) as caught:
             await world.unary(world.token("mallory"))
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -327,7 +327,7 @@ def test_windows_of_calls_that_are_not_read_do_not_grow() -> None:
         for _ in range(WINDOW_BYTES // (64 << 10) - 1):
             client.send(1, bytes(16 << 10))
             await client.settle()
-        assert client.pings == 0, "it probes"
+        assert client.pings == 0, f"the server sent {client.pings} pings to measure the connection, but must send none"
         assert client.granted[1] <= 0
         client.close()
 
@@ -352,7 +352,7 @@ def test_strangers_are_read_in_turn_and_those_of_other_networks_meanwhile() -> N
         calls[0].cancel()
         await asyncio.wait(calls[:2])
         await asyncio.sleep(0)
-        assert read[3:] == ["10.0.0.4"], "the next one of a network that has room"
+        assert read[3:] == ["10.0.0.4"], "the next call must be of a network that has room"
         over.set()
         await asyncio.wait(calls)
         assert read[4:] == ["10.0.0.2"]
@@ -418,7 +418,7 @@ def test_a_new_network_is_read_next_although_others_have_many_calls_waiting() ->
         await calls.begin(HONEST)
         for _ in range(4):
             await calls.end()
-        assert calls.read[4:] == [*ATTACKERS, HONEST], "the network that was served longest ago"
+        assert calls.read[4:] == [*ATTACKERS, HONEST], "the network that was served longest ago must come first"
         await calls.end_all()
 
     asyncio.run(scenario())
@@ -432,11 +432,13 @@ def test_a_full_queue_turns_away_the_newest_of_the_network_with_most() -> None:
         await calls.begin(HONEST)
         assert calls.refused == ["10.0.0.4"]
         await calls.begin("10.0.0.4")
-        assert calls.refused == ["10.0.0.4"] * 2, "it has as many as the others again"
+        assert calls.refused == ["10.0.0.4"] * 2, (
+            "the network has as many waiting calls as others, so its next one must be refused"
+        )
         await calls.begin(HONEST)
         assert calls.refused[2:] == ["10.0.0.3"]
         await calls.end()
-        assert calls.read[3:] == ["10.0.0.4"], "it came first of those that were never served"
+        assert calls.read[3:] == ["10.0.0.4"], "of the networks that were never served, the first must come first"
         await calls.end()
         assert calls.read[4:] == [HONEST]
         await calls.end_all()
@@ -459,7 +461,7 @@ def test_a_network_that_sends_far_too_long_logins_is_read_ever_more_rarely() -> 
     long.count("10.0.0.1", now_ms)
     assert not long.is_paused("10.0.0.1", now_ms + 1_000)
     long.count("fd00::1", now_ms)
-    assert long.is_paused("fd00::2", now_ms), "of the same network"
+    assert long.is_paused("fd00::2", now_ms), "an address of the same IPv6 network must be paused"
 
 
 def test_networks_with_long_logins_are_bounded_and_none_that_is_paused_is_forgotten(
@@ -471,7 +473,7 @@ def test_networks_with_long_logins_are_bounded_and_none_that_is_paused_is_forgot
         long.count(f"10.0.0.{number}", 0.0)
     assert [long.is_paused(f"10.0.0.{number}", 500.0) for number in range(4)] == [True, True, False, False]
     long.count("10.0.0.9", 2_000.0)
-    assert long.is_paused("10.0.0.9", 2_500.0), "in the place of those whose pause is over"
+    assert long.is_paused("10.0.0.9", 2_500.0), "the new address must take the place of one whose pause is over"
 
 
 def test_after_a_login_that_is_far_too_long_no_login_of_the_network_is_read_for_a_while() -> None:
@@ -659,7 +661,9 @@ def test_tokens_end_with_their_time_and_with_the_password() -> None:
         token = world.token("alice")
         await world.unary(token)
         world.book.set("alice", "changed")
-        assert "the user's password has changed" in await world.refusal(token), "nothing has to be told to forget it"
+        assert "the user's password has changed" in await world.refusal(token), (
+            "a changed password must end tokens at once"
+        )
         await world.unary(world.token("alice"))
         token = world.token("alice")
         world.book.delete("alice")
@@ -706,7 +710,7 @@ def test_streams_end_when_the_password_changes(method: str, stubborn: bool) -> N
         assert world.ended == ["cancelled"]
         assert world.identify.count_streams() == 1
         world.clock.ms += LIFETIME_MS
-        assert world.identify.check() == 0, "a stream outlives its token"
+        assert world.identify.check() == 0, "the stream must end when its token expires"
         calls[1].cancel()
         await world.both_ended.wait()
         assert world.ended == ["cancelled", "cancelled"]
@@ -745,7 +749,7 @@ def test_headers_of_a_stream_go_once_with_what_the_client_asked_for(
             return asked
 
         async def send_initial_metadata(self, metadata: object) -> None:
-            assert not sent, "already sent"
+            assert not sent, "the initial metadata is sent a second time"
             sent.append(metadata)
 
     async def serve(context: Context) -> None:

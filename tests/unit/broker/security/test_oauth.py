@@ -147,11 +147,11 @@ def test_keys_of_a_file_are_read_again_when_it_changes(issuer: Issuer, tmp_path:
 
         patched.setattr(bearers, "_fetch", refuse)
         assert not bearers.refresh()
-    assert bearers.refresh(), "also if it could not be read at once"
+    assert bearers.refresh(), "the keys must be read again after a failed attempt"
     assert bearers.verify(message_of(token)).user == "alice"
     path.write_text("{}")
     assert not bearers.refresh()
-    assert bearers.verify(message_of(token)).user == "alice", "an invalid file keeps the previous keys"
+    assert bearers.verify(message_of(token)).user == "alice", "an invalid file must keep the previous keys"
     path.unlink()
     assert not bearers.refresh()
     assert bearers.verify(message_of(token)).user == "alice"
@@ -171,13 +171,13 @@ def test_a_url_is_asked_again_for_an_unknown_key_but_not_often(issuer: Issuer) -
     issuer.rotate()
     token = issuer.token()
     refused(bearers, token)
-    assert not bearers.refresh(), "an attacker's tokens do not make the broker ask all the time"
+    assert not bearers.refresh(), "invalid tokens must not make the broker fetch keys each time"
     hands.ms += 10_000
     assert bearers.refresh()
     assert bearers.verify(message_of(token)).user == "alice"
     hands.ms += 10_000
     bearers.refresh()
-    assert len(asked) == 2, "nothing is missing"
+    assert len(asked) == 2, "the keys must not be fetched while none is missing"
     hands.ms += 3_600_000
     bearers.refresh()
     assert len(asked) == 3
@@ -224,7 +224,7 @@ def test_private_addresses_are_asked_only_if_allowed_and_redirects_are_not_follo
         assert keys_of(fetch_keys(allowed)).keys[0].kid == issuer.keys[0].kid
         with pytest.raises(InvalidConfig, match=r"127\.0\.0\.1, which is not public"):
             fetch_keys(allowed._replace(private_addresses_allow=False))
-        assert paths == ["/keys"], "a private address is not even connected to"
+        assert paths == ["/keys"], "a private address must not even be connected to"
         with pytest.raises(InvalidConfig, match="the status 302; redirects are not followed"):
             fetch_keys(allowed._replace(jwks_endpoint_url=f"{base}/away"))
         with pytest.raises(InvalidConfig, match="more than"):
@@ -253,7 +253,7 @@ def test_an_address_that_stands_for_a_private_one_is_not_asked(monkeypatch: pyte
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
 
     def connect(*_: object) -> None:
-        raise AssertionError("it was asked")
+        raise AssertionError("the broker connected to an address that it must refuse")
 
     monkeypatch.setattr(socket, "create_connection", connect)
     with pytest.raises(InvalidConfig, match="not public"):

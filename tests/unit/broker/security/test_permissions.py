@@ -44,7 +44,9 @@ class FakeContext:
     async def abort(
         self, status: grpc.StatusCode, details: str, trailing_metadata: tuple[tuple[str, bytes], ...] = ()
     ) -> None:
-        assert isinstance(refusal_of(trailing_metadata), AuthorizationError), "every refusal carries its error"
+        assert isinstance(refusal_of(trailing_metadata), AuthorizationError), (
+            "a refusal came without its error in the trailing metadata"
+        )
         raise Aborted(status, details)
 
 
@@ -226,7 +228,7 @@ def test_a_refusal_is_made_once_and_raised_anew() -> None:
     assert decisions is not None
     raised = [decisions.refusal("a" * MAX_NAME + tail) for tail in ("", "b", "c")]
     assert authorizer.made == 1
-    assert len(set(map(id, raised))) == 3, "else tracebacks pile up in it"
+    assert len(set(map(id, raised))) == 3, "each refusal must be an exception of its own, or tracebacks pile up in one"
     assert {(type(error), str(error)) for error in raised} == {
         (TopicAuthorizationFailed, f"User:alice may not READ {'a' * MAX_NAME}")
     }

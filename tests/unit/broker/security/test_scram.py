@@ -79,21 +79,25 @@ def test_nobody_else_does(world: World, user: str, password: str, mechanism: str
 def test_unknown_names_look_as_known_ones_do_each_time(world: World) -> None:
     known, unknown = world.salt_and_iterations("alice"), world.salt_and_iterations("mallory")
     assert len(known[0]) == len(unknown[0])
-    assert world.salt_and_iterations("mallory") == unknown, "a salt that changes would tell"
+    assert world.salt_and_iterations("mallory") == unknown, (
+        "the salt of an unknown name must stay the same, or it tells that the name is unknown"
+    )
     assert world.salt_and_iterations("malory")[0] != unknown[0]
     elsewhere = World()
     elsewhere.book.image = world.book.image
-    assert elsewhere.salt_and_iterations("mallory") == unknown, "other brokers say the same"
+    assert elsewhere.salt_and_iterations("mallory") == unknown, "other brokers must show the same salt"
 
 
 def test_nobody_outside_can_compute_the_salt_of_an_unknown_name(world: World) -> None:
     before = world.salt_and_iterations("mallory")
     world.book.delete("alice")
     world.book.set("alice", "secret")
-    assert world.salt_and_iterations("mallory") != before, "it depends on what nobody is shown"
+    assert world.salt_and_iterations("mallory") != before, (
+        "the salt of an unknown name must depend on a secret that is never shown"
+    )
     empty = World(), World()
     first, second = (each.salt_and_iterations("mallory") for each in empty)
-    assert first != second, "without a credential there is no secret but each broker's own: the cluster id is known"
+    assert first != second, "without credentials each broker must use a secret of its own, as the cluster id is known"
     assert empty[0].salt_and_iterations("mallory") == first
 
 
@@ -104,10 +108,14 @@ def test_unknown_names_have_the_iterations_that_known_ones_have(world: World) ->
         made = [world.book.users.imitation(f"name-{number}", SCRAM_SHA_512) for number in range(400)]
         return {each.user: (each.iterations, each.salt) for each in made}
 
-    assert {iterations for iterations, _ in shown().values()} == {4_096}, "as alice"
+    assert {iterations for iterations, _ in shown().values()} == {4_096}, (
+        "unknown names must have the iterations of alice, the only user"
+    )
     assert world.salt_and_iterations("mallory")[1] == "4096"
     world.book.delete("alice")
-    assert {iterations for iterations, _ in shown().values()} == {8_192}, "as those who are created will have"
+    assert {iterations for iterations, _ in shown().values()} == {8_192}, (
+        "without users unknown names must have the iterations of new users"
+    )
     for number in range(9):
         world.book.set(f"user-{number}", "secret")
     before = shown()
@@ -115,10 +123,14 @@ def test_unknown_names_have_the_iterations_that_known_ones_have(world: World) ->
     world.book.set("other", "secret", SCRAM_SHA_256, iterations=50_000)
     after = shown()
     moved = {name for name in after if after[name] != before[name]}
-    assert {iterations for iterations, _ in after.values()} == {4_096, 20_000}, "those of this mechanism"
+    assert {iterations for iterations, _ in after.values()} == {4_096, 20_000}, (
+        "only iterations of this mechanism may be shown"
+    )
     assert moved == {name for name in after if after[name][0] == 20_000}
-    assert 8 <= len(moved) <= 100, "about one of ten"
-    assert all(after[name][1] != before[name][1] for name in moved), "as if the password had changed"
+    assert 8 <= len(moved) <= 100, f"about a tenth of the unknown names must change, but {len(moved)} of 400 have"
+    assert all(after[name][1] != before[name][1] for name in moved), (
+        "a name whose iterations change must get a new salt, as after a change of its password"
+    )
 
 
 def test_an_exchange_is_finished_once_and_in_time(world: World) -> None:
@@ -220,7 +232,9 @@ def test_one_network_cannot_keep_others_from_authenticating(world: World, loud: 
     for number in range(MAX_EXCHANGES * 2):
         world.exchanges.begin("SCRAM-SHA-512", first, loud[number % len(loud)])
     assert len(world.exchanges) == scram.MAX_EXCHANGES_OF_NETWORK + 1
-    assert world.log_in("alice", "secret", host=loud[0]) == "alice", "not even himself"
+    assert world.log_in("alice", "secret", host=loud[0]) == "alice", (
+        "a login from the flooding network must still be possible"
+    )
     assert world.exchanges.finish(*quiet)[0].user == "bob"
 
 
@@ -261,7 +275,7 @@ def test_a_network_has_so_many_guesses_a_minute(world: World, user: str) -> None
     world.book.set("bob", "secret")
     assert world.log_in("bob", "secret", host="2001:db8:0:1::1") == "bob"
     world.book.set(user, "secret")
-    assert world.log_in(user, "secret") == user, "from elsewhere"
+    assert world.log_in(user, "secret") == user, "the user must be able to log in from another network"
     world.clock.ms += FAILURES_MS
     assert world.log_in(user, "secret", host="2001:db8:0:1::1") == user
 

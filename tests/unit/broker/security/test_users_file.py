@@ -77,7 +77,7 @@ def test_a_directory_has_a_file_for_each_user(tmp_path: Path) -> None:
     assert len(users) == 2
     before = users.find("bob", SCRAM_SHA_512)
     _write(tmp_path / "bob", "two\n")
-    assert not users.look(), "the same password"
+    assert not users.look(), "the same password, written again, must not count as a change"
     _write(tmp_path / "bob", "three")
     assert users.look()
     assert users.find("bob", SCRAM_SHA_512) != before
@@ -103,7 +103,7 @@ def test_who_keeps_the_password_keeps_the_credential(tmp_path: Path) -> None:
     assert users.look()
     again = users.find("b", SCRAM_SHA_512)
     assert again is not None
-    assert again.version not in (b.version, changed.version), "tokens of before count no more"
+    assert again.version not in (b.version, changed.version), "tokens from before the change must not count any more"
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_what_is_no_good_is_told_and_no_password_is_shown(
         assert not users.look()
         os.utime(path, (1, 1))
         assert not users.look()
-    assert len(records_of(caplog, "broker.security.users")) == 1, "once is enough"
+    assert len(records_of(caplog, "broker.security.users")) == 1, "the same problem must be logged once"
     assert "hunter2" not in caplog.text
     assert users.find("admin", SCRAM_SHA_512) is not None
 
@@ -164,19 +164,19 @@ def test_what_is_deleted_has_no_users(tmp_path: Path, kind: str, caplog: pytest.
     where.unlink()
     if kind == "directory":
         path.rmdir()
-    assert users.look(), "streams of theirs are to end"
+    assert users.look(), "streams of the deleted users must end"
     assert users.find("admin", SCRAM_SHA_512) is None
     assert len(users) == 0
     assert "was deleted, and so were its users" in caplog.text
     assert not users.look()
-    assert len(records_of(caplog, "broker.security.users")) == 1, "once is enough"
+    assert len(records_of(caplog, "broker.security.users")) == 1, "the same problem must be logged once"
     if kind == "directory":
         path.mkdir()
     where.write_text("one" if kind == "directory" else 'admin = "one"\n')
     assert users.look()
     again = users.find("admin", SCRAM_SHA_512)
     assert again is not None
-    assert again.version != before.version, "tokens of before count no more"
+    assert again.version != before.version, "tokens from before the change must not count any more"
 
 
 def test_what_is_wrong_first_and_deleted_then_has_no_users_either(tmp_path: Path) -> None:
@@ -186,7 +186,7 @@ def test_what_is_wrong_first_and_deleted_then_has_no_users_either(tmp_path: Path
     path.unlink()
     path.symlink_to(path)
     assert not users.look()
-    assert users.find("admin", SCRAM_SHA_512) is not None, "something is there, and is no good: those before stay"
+    assert users.find("admin", SCRAM_SHA_512) is not None, "the previous users must stay while the file cannot be read"
     path.unlink()
     assert users.look()
     assert users.find("admin", SCRAM_SHA_512) is None
@@ -207,7 +207,7 @@ def test_salts_are_like_no_others(tmp_path: Path) -> None:
     assert len(set(salts)) == 10
     kept = users.find("a", SCRAM_SHA_512)
     assert kept is not None
-    assert kept.salt in salts[:4], "it stays while the password does"
+    assert kept.salt in salts[:4], "the salt must stay as long as the password"
 
 
 def test_the_metadata_wins_for_the_names_that_it_has(tmp_path: Path) -> None:
@@ -218,7 +218,9 @@ def test_the_metadata_wins_for_the_names_that_it_has(tmp_path: Path) -> None:
     assert book.users.find("admin", SCRAM_SHA_512) is not None
     made = book.set("admin", "other", SCRAM_SHA_256)
     assert book.users.find("admin", SCRAM_SHA_256) == made
-    assert book.users.find("admin", SCRAM_SHA_512) is None, "the user is in the metadata, without this mechanism"
+    assert book.users.find("admin", SCRAM_SHA_512) is None, (
+        "a user in the metadata must hide the one in the file, also for mechanisms that only the file has"
+    )
     book.delete("admin")
     assert book.users.find("admin", SCRAM_SHA_512) is not None
 

@@ -31,7 +31,9 @@ def tree() -> Tree:
 def test_what_is_set_counts_for_what_is_beneath_it_until_it_is_unset() -> None:
     loggers = tree()
     assert set(loggers.shown().values()) == {("INFO", False)}
-    assert {"root", "broker", "broker.log", "broker.log.cleaner"} <= loggers.shown().keys(), "packages, too"
+    assert {"root", "broker", "broker.log", "broker.log.cleaner"} <= loggers.shown().keys(), (
+        "packages must be listed as loggers, too"
+    )
     loggers.levels.alter({"broker.log": "debug"}, [])
     assert loggers.shown()["broker.log"] == ("DEBUG", True)
     assert loggers.shown()["broker.log.cleaner"] == ("DEBUG", False)
@@ -41,7 +43,7 @@ def test_what_is_set_counts_for_what_is_beneath_it_until_it_is_unset() -> None:
     assert loggers.shown()["broker.server.lease"] == ("WARN", True)
     loggers.levels.alter({}, [ROOT, "broker.server.lease"])
     assert set(loggers.shown().values()) == {("INFO", False)}
-    assert loggers.root.level == logging.INFO, "back to what is configured"
+    assert loggers.root.level == logging.INFO, "the configured level must be restored"
 
 
 @pytest.mark.parametrize("level", ["WARN", "error", "FATAL"])
@@ -57,14 +59,14 @@ def test_nobody_turns_the_audit_log_off(level: str) -> None:
         loggers.levels.alter({above: level, AUDIT: "debug"}, [])
         assert loggers.shown()[AUDIT] == ("DEBUG", True)
         loggers.levels.alter({}, [AUDIT])
-        assert loggers.shown()[AUDIT] == ("INFO", False), "it stays on beneath loggers that are off"
+        assert loggers.shown()[AUDIT] == ("INFO", False), "the audit log must stay on beneath loggers that are off"
         assert loggers.shown()["raftlog"][0] == loggers.shown()[above][0] != "INFO"
         loggers.levels.alter({}, [above])
         assert set(loggers.shown().values()) == {("INFO", False)}
         loggers.levels.alter({above: level}, [])
         assert loggers.shown()[AUDIT] == ("INFO", False)
         loggers.levels.alter({above: "DEBUG"}, [])
-        assert loggers.shown()[AUDIT] == ("DEBUG", False), "it follows them as before"
+        assert loggers.shown()[AUDIT] == ("DEBUG", False), "the audit log must follow the loggers above it as before"
         loggers.levels.alter({}, [above])
 
 
@@ -74,7 +76,9 @@ def test_where_the_configured_level_is_above_info_the_audit_log_can_be_turned_on
     loggers.levels.alter({AUDIT: "INFO"}, [])
     assert loggers.shown()[AUDIT] == ("INFO", True)
     loggers.levels.alter({ROOT: "FATAL"}, [AUDIT])
-    assert loggers.shown()[AUDIT] == ("ERROR", False), "the server's configuration has it so"
+    assert loggers.shown()[AUDIT] == ("ERROR", False), (
+        "the audit log must go back to the level of the server's configuration"
+    )
 
 
 @pytest.mark.parametrize(

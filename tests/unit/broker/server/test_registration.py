@@ -58,7 +58,9 @@ def test_a_registered_broker_begins_fenced_and_unclean_unless_its_last_epoch_say
         assert again > epoch
         assert not metadata.image.brokers[4].unclean
         await register(metadata, described(previous_broker_epoch=epoch), 1_500)
-        assert metadata.image.brokers[4].unclean, "the mark was of an earlier life"
+        assert metadata.image.brokers[4].unclean, (
+            "the broker must count as unclean, as the mark is of an earlier process"
+        )
 
     virtual_time.run(scenario())
 
@@ -141,7 +143,9 @@ def test_a_process_in_the_way_is_asked_about_ever_more_rarely_and_told_of() -> N
             async with asyncio.timeout(1.5):
                 await register(metadata, described(), 1_500, awaited.append)
         assert awaited == ["the session of the process registered as broker 4 at 127.0.0.1:7777 to end"]
-        assert 100 - len(metadata.refuse_with) == 3, "at 0, 0.25 and 0.75 s: every attempt is an entry in the log"
+        assert 100 - len(metadata.refuse_with) == 3, (
+            "the broker must try three times, at 0, 0.25 and 0.75 s, as each try is an entry in the metadata log"
+        )
 
     virtual_time.run(scenario())
 

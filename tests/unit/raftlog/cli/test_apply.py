@@ -194,14 +194,16 @@ def test_a_user_without_the_mechanism_that_is_wanted(server: AdminServer, run: R
     )
     apply(run, file, document, "--set-passwords")
     for mechanism in (SCRAM_SHA_256, SCRAM_SHA_512):
-        assert logs_in(server, "shop", "s3cret", mechanism), "the old password must not count for any"
+        assert logs_in(server, "shop", "s3cret", mechanism), (
+            "the new password must count for each mechanism, and the old one for none"
+        )
 
 
 def test_permissions_that_are_not_in_the_file(server: AdminServer, run: Run, file: Path) -> None:
     run("acl", "add", "--allow-principal", "User:other", "--topic", "orders")
     run("acl", "add", "--allow-principal", "User:shop", "--operation", "Write", "--topic", "orders")
     apply(run, file, {"acls": [MAY_WRITE]})
-    assert len(server.image.acls) == 3, "they stay"
+    assert len(server.image.acls) == 3, "ACLs that are not in the file must stay"
     ran = apply(run, file, {"acls": [MAY_WRITE]}, "--prune-acls", "--dry-run")
     assert ("acl", "User:other may do everything with topic orders", "would be removed") in [
         (row["kind"], row["name"], row["result"]) for row in ran.table

@@ -57,7 +57,7 @@ def test_variables_win_over_the_file_and_that_over_defaults(tmp_path: Path, monk
             "ssl.ca.location": "of-variable",
             "ssl.key.location": "of-server",
         }
-    assert "ssl.key.location" not in settings_for(ADMIN_KEYS), "defaults end with the command"
+    assert "ssl.key.location" not in settings_for(ADMIN_KEYS), "the defaults must not outlive the command"
 
 
 def test_who_logs_in_may_come_from_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

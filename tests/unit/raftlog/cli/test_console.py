@@ -65,7 +65,7 @@ def test_people_log_in_with_passwords_where_the_config_names_no_user(
         (False, "ops"),
         (False, "the user of its token"),
     ]
-    assert "sasl.username" not in served[0].client, "people bring it"
+    assert "sasl.username" not in served[0].client, "the console must have no user of its own, as people log in"
     wrong = {**users, "ssl.ca.location": str(tmp_path / "nowhere.pem"), "request.timeout.ms": "soon"}
     assert "request.timeout.ms" in run("console", "--client-config", config_of(tmp_path / "c.toml", wrong)).err
 

@@ -62,7 +62,7 @@ def test_what_is_bad_enough_for_the_exit_code_is_said(server: AdminServer, run: 
     assert run("doctor", *ONCE, "--fail-on", "error").code == 0
     assert run("doctor", *ONCE, "--fail-on", "warning").code == 1
     silent = run("doctor", *ONCE, "--ignore", "node-silent", "-o", "json")
-    assert silent.code == 1, "groups and transactions could not be looked at"
+    assert silent.code == 1, "the exit code must be 1, as groups and transactions could not be examined"
     ignored = [each["check"] for each in silent.json["checks"] if each["result"] == "skipped"]
     assert (
         run("doctor", *ONCE, *(word for check in [*ignored, "node-silent"] for word in ("--ignore", check))).code == 0

@@ -33,7 +33,9 @@ def test_a_broker_may_stop_while_all_are_in_sync_or_it_is_not(server: AdminServe
     ran = run("broker", "await-safe-stop", "1", "--timeout", "0")
     assert (ran.code, ran.out) == (0, "broker 1 may stop: no partition falls below min.insync.replicas\n")
     server.set_isr("a", [1, 3])
-    assert run("broker", "await-safe-stop", "2", "--timeout", "0").code == 0, "2 is out of sync already"
+    assert run("broker", "await-safe-stop", "2", "--timeout", "0").code == 0, (
+        "broker 2 must be free to stop, as it is out of sync already"
+    )
 
 
 def test_a_broker_that_is_needed_is_named_with_what_needs_it(server: AdminServer, run: Run) -> None:
@@ -60,7 +62,7 @@ def test_it_waits_until_others_are_in_sync_again(
     ran = run("broker", "await-safe-stop", "1", "--timeout", "300")
     assert ran.code == 0
     assert pauses == [draining.LOOK_EVERY_S] * 3
-    assert ran.err.count("waiting") == 1, "said once, not with every look"
+    assert ran.err.count("waiting") == 1, "the wait must be printed once, not at each look"
 
 
 def test_what_no_waiting_would_help_does_not_hold_it_up(server: AdminServer, run: Run) -> None:
@@ -266,7 +268,7 @@ def test_a_file_with_users_that_is_no_good(run: Run, file: Path, tmp_path: Path)
     assert ran.code == 1
     assert ran.err.startswith("error: ")
     assert str(users) in ran.err
-    assert "InvalidConfig" not in ran.err, "the reason, not where it was raised"
+    assert "InvalidConfig" not in ran.err, "the message must give the reason, not the name of the exception"
 
 
 @pytest.mark.parametrize("arguments", [(), ("2", "--self", "--config", "FILE"), ("--self",), ("2", "--config", "FILE")])
@@ -335,7 +337,9 @@ def part(
 
 def test_leaderships_move_where_another_replica_could_lead() -> None:
     assert leaderships(part(1, [1, 2, 3]), 1, {1}) == Leaderships([A0], [])
-    assert leaderships(part(1, [1], (2, 3)), 1, {1}) == Leaderships([A0], []), "they may come back"
+    assert leaderships(part(1, [1], (2, 3)), 1, {1}) == Leaderships([A0], []), (
+        "the leadership must be counted, as the other replicas may come back"
+    )
     assert leaderships(part(1, [1, 2, 3]), 1, {1, 2, 3}) == Leaderships([], [A0])
     assert leaderships(part(2, [1, 2, 3]), 1, {1}) == Leaderships([], [])
     assert leaderships(part(1, [1], adding=[2, 3]), 1, {1}) == Leaderships([], [A0])

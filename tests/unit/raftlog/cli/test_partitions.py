@@ -176,7 +176,9 @@ def test_a_move_is_begun_looked_after_and_done(server: AdminServer, run: Run) ->
     assert begun.code == 0, begun.err
     [row] = begun.table
     assert (row["replicas"], row["state"], row["adding"], row["removing"]) == ("4,1,2", "under way", "4", "3")
-    assert '{"topic": "a", "partition": 0, "replicas": [1, 2, 3]}' in begun.err, "the way back"
+    assert '{"topic": "a", "partition": 0, "replicas": [1, 2, 3]}' in begun.err, (
+        "the output must have the former replicas, as the way back"
+    )
     assert [dynamic(server, broker_id) for broker_id in (1, 2, 3, 4)] == [RATES] * 4
     assert server.image.topic_configs("a") == {
         "min.insync.replicas": "2",
@@ -358,7 +360,9 @@ def test_a_topic_that_nobody_can_write_to_is_warned_of(server: AdminServer, run:
     assert run("topic", "create", "d", "-r", "2", "-c", "min.insync.replicas=2").err == ""
     assert run("topic", "create", "e", "-r", "1").err == ""
     assert f"e-0 {UNWRITABLE}" in run("config", "set", "topic", "e", "min.insync.replicas=2").err
-    assert run("config", "set", "topic", "e", "retention.ms=1d").err == "", "nothing about what was so before"
+    assert run("config", "set", "topic", "e", "retention.ms=1d").err == "", (
+        "a change of another setting must not repeat the warning"
+    )
     assert run("config", "unset", "topic", "e", "min.insync.replicas").err == ""
     assert f"e-0 {UNWRITABLE}" in run("topic", "alter", "e", "-c", "min.insync.replicas=2").err
     assert run("topic", "alter", "e", "--unset", "min.insync.replicas").err == ""
@@ -406,7 +410,7 @@ def test_a_refusal_is_told_at_once(server: AdminServer, run: Run, monkeypatch: p
     lead_by_the_second(server)
     started = time.monotonic()
     refused = run("partition", "elect", "a", "--partition", "0")
-    assert time.monotonic() - started < 40, "and not when the time for the call is up"
+    assert time.monotonic() - started < 40, "the command must end at once, not when the time for the call is up"
     assert refused.code == 1
     assert "preferred replica 1 is down" in refused.err
     assert run("partition", "elect", "a", "--partition", "7").code == 1
@@ -452,7 +456,7 @@ def test_in_all_topics_a_refusal_does_not_stop_the_others(
     assert (ran.code, ran.json) == (1, {"unclean": False, "topics": []})
     assert ran.err.startswith("error: a: ")
     assert "preferred replica 1 is down" in ran.err
-    assert asked == ["a"], "topic b is led by its only replica"
+    assert asked == ["a"], "topic b must not be asked about, as its leader is its only replica"
     for wrong in ([], ["a", "--all"], ["--all", "-p", "0"]):
         assert run("partition", "elect", *wrong).code == 2
 

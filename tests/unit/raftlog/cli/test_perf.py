@@ -68,7 +68,7 @@ def test_a_paced_loop_keeps_its_rate_and_catches_up_after_a_pause() -> None:
     now += 0.35
     for turn in range(3, 6):
         paced.wait(turn)
-    assert len(slept) == 2, "it is late"
+    assert len(slept) == 2, "a producer that is late must not sleep"
     paced.wait(6)
     assert now == pytest.approx(100.6)
     Paced(None, lambda: now, sleep).wait(1_000_000)
@@ -112,7 +112,7 @@ def test_each_record_is_awaited_from_end_to_end(server: FakeCluster, run: Run, m
     assert ran.code == 0, ran.err
     assert ran.json["records"] == 6
     assert ran.json["max_ms"] >= ran.json["p50_ms"] > 0
-    assert [len(server.values("a", part)) for part in (0, 1)] == [4, 4], "partitions take turns"
+    assert [len(server.values("a", part)) for part in (0, 1)] == [4, 4], "the records must go to the partitions in turn"
     assert ran.err.count(" a second (") == 6
 
 

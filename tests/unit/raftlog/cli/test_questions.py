@@ -64,4 +64,6 @@ def test_one_of_the_two_names_is_in_the_help(run: Run) -> None:
     for command in (("topic", "delete"), ("acl", "remove"), ("user", "delete"), ("apply",), ("partition", "elect")):
         shown = run(*command, "--help").out
         assert "--yes" in shown
-        assert not re.search(r"^\W*--force {2,}\w", shown, re.MULTILINE), "only as Kafka's name for it"
+        assert not re.search(r"^\W*--force {2,}\w", shown, re.MULTILINE), (
+            "--force must be mentioned only as Kafka's name for --yes"
+        )

@@ -322,7 +322,9 @@ def test_one_flipped_bit_is_one_line_and_only_its_batch_is_not_read(tmp_path: Pa
         assert len(report.problems) == 1, f"byte {at}: {report.problems}"
         assert f"position {begin}" in report.problems[0] or at < 8
         sound = [found.position for found in report.batches if found.problem is None]
-        assert len(sound) >= 19, f"byte {at}"
+        assert len(sound) >= 19, (
+            f"with the byte at {at} damaged, 19 of the batches must still be valid, but {len(sound)} are"
+        )
 
 
 def test_without_an_index_what_lies_behind_a_damaged_length_is_passed_over(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def test_a_denial_with_a_host(clerk: Role, server: AdminServer, run: Run) -> Non
     done(run, "add", *options, *prefixed)
     (denial,) = server.image.roles["clerk"].permissions - clerk.permissions
     assert str(denial) == "DENY Role:clerk DELETE TOPIC PREFIXED 'ord' from 10.0.0.0/8"
-    assert "not there: " in done(run, "remove", *options), "the pattern is another one"
+    assert "not there: " in done(run, "remove", *options), "a permission with another pattern type must not be removed"
     assert "removed: " in done(run, "remove", *options, *prefixed)
     assert server.image.roles["clerk"] == clerk
 

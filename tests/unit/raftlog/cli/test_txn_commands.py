@@ -101,7 +101,7 @@ def test_describe(server: ToolCluster, run: Run) -> None:
     first, second = ran.err.splitlines()
     began = re.match(r"ledger: prepare_commit for (\d+(?:\.\d+)?) s,", first)
     assert began is not None
-    assert float(began[1]) >= 2, "a machine that stands still adds to it"
+    assert float(began[1]) >= 2, "the age must be 2 s or more"
     assert first.endswith(
         ", timeout 60 s, producer 8 epoch 1, coordinator 1 (__transaction_state-7), markers still missing: a:1"
     )
@@ -204,7 +204,7 @@ def test_producers_have_the_names_that_coordinators_know(server: ToolCluster, ru
     ran = run("txn", "producers", "a", "--open")
     assert [each["producer_id"] for each in ran.table] == ["7", "9"]
     assert ran.err.endswith("note: some names may be missing: __transaction_state-3 is being loaded\n")
-    assert ran.code == 0, "what was asked for is there"
+    assert ran.code == 0, "the exit code must be 0, as everything asked for was found"
 
 
 def test_hanging(server: ToolCluster, run: Run) -> None:

@@ -46,7 +46,7 @@ def test_what_a_broker_knows_is_shown_as_such(leaderless: AdminServer, run: Run,
     for output in ("table", "json"):
         ran = run(*command, "-o", output)
         assert ran.code == 1
-        assert ran.out, "what there is"
+        assert ran.out, "the command must print what the broker knows"
         note = ran.err.splitlines()[0]
         assert f"as of metadata offset {leaderless.image.offset}" in note
         assert "may be out of date" in note

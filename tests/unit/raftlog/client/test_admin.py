@@ -248,7 +248,7 @@ class TestDescribe:
         found = admin.describe_groups([f"g{number}" for number in reversed(range(9))])
         assert list(found) == [f"g{number}" for number in reversed(range(9))]
         assert {group.coordinator_id for group in found.values()} == {1, 2, 3}
-        assert cluster.groups.found == 0, "the list says who coordinates"
+        assert cluster.groups.found == 0, "no coordinator must be looked up, as the list of groups names them"
 
     def test_a_group_that_moved_is_found_again(self, cluster: FakeCluster, admin: Admin) -> None:
         cluster.groups.add("g", 2)
@@ -418,7 +418,9 @@ class TestLag:
         missing: dict[str, RaftlogError] = {}
         started = time.monotonic()
         assert admin.group_lags(names, missing=missing, timeout=1) == {}
-        assert time.monotonic() - started < 6, "one after the other they would take 12 s"
+        assert time.monotonic() - started < 6, (
+            "the groups must be asked at the same time: one after the other they take 12 s"
+        )
         assert {type(error) for error in missing.values()} == {RequestTimedOut}
         assert sorted(missing) == sorted(names)
         assert most == 8
@@ -511,10 +513,12 @@ def test_calls_share_metadata_of_the_age_that_they_allow(cluster: FakeCluster) -
         ):
             assert asked(call) == 0
         cluster.create_topic("younger")
-        assert asked(lambda: admin.describe_topic("younger")) == 1, "a topic may be younger than what is known"
+        assert asked(lambda: admin.describe_topic("younger")) == 1, (
+            "a topic that is not known must be asked for, as it may be younger than the metadata"
+        )
         assert asked(admin.list_topics) == 0
     with Admin(cluster.bootstrap) as admin:
-        assert [asked(admin.list_topics) for _ in range(2)] == [1, 1], "by default each call asks"
+        assert [asked(admin.list_topics) for _ in range(2)] == [1, 1], "without metadata.max.age.ms each call must ask"
 
 
 def test_a_topic_that_does_not_exist_is_asked_for_once_by_a_console(cluster: FakeCluster) -> None:
@@ -565,7 +569,7 @@ def move_broker(server: AdminServer, broker_id: int, port: int) -> None:
 def test_replicas_are_described_as_their_leader_sees_them(server: AdminServer) -> None:
     with Admin(server.bootstrap, retry_backoff_ms=5, retry_backoff_max_ms=5) as admin:
         found = admin.describe_replicas()
-        assert list(found) == [TopicPartition("a", 0)], "the topic with the other id is not known"
+        assert list(found) == [TopicPartition("a", 0)], "the replica of a topic with another id must be left out"
         part = found[TopicPartition("a", 0)]
         assert (part.leader, part.log_start_offset, part.high_watermark, part.log_end_offset) == (1, 1, 7, 10)
         assert part.replicas[1] == (2, 7, 3, 1_000, True)
@@ -767,7 +771,9 @@ class TestOne:
         assert (found.partitions, found.pending, found.group_ids) == ([A0, A2], [A2], ["g"])
         assert (found.coordinator_id, found.state_partition, found.timeout_ms) == (2, 7, 60_000)
         tool_cluster.call(lambda: tool_cluster.tools.coordinator.update(billing=3))
-        assert tool_admin.describe_transaction("billing").state == "prepare_commit", "it has moved"
+        assert tool_admin.describe_transaction("billing").state == "prepare_commit", (
+            "the transaction must be found at its new coordinator"
+        )
         with pytest.raises(TransactionalIdNotFound):
             tool_admin.describe_transactions(["billing", "nobody"])
 
@@ -817,7 +823,7 @@ class TestStages:
         assert ended[0].partitions == [A0, A1]
         assert self.states(tool_admin) == {9: "prepare_abort", 10: "prepare_abort", 11: "ongoing", 12: "prepare_commit"}
         assert tool_admin.abort_stages("s", 5) == []
-        assert tool_admin.abort_stages("s", 4) == [], "what is decided is not aborted"
+        assert tool_admin.abort_stages("s", 4) == [], "a stage that is decided must not be aborted"
 
     def test_all(self, tool_cluster: ToolCluster, tool_admin: Admin) -> None:
         self.sink(tool_cluster)
@@ -825,7 +831,9 @@ class TestStages:
         assert self.states(tool_admin)[12] == "prepare_commit"
         tool_cluster.call(lambda: tool_cluster.tools.calls.clear())
         assert tool_admin.abort_stages("s") == []
-        assert tool_cluster.tools.calls == [(3, "LastBatch")], "without one there is nothing to ask for"
+        assert tool_cluster.tools.calls == [(3, "LastBatch")], (
+            "without an open stage only the last batch must be asked for"
+        )
 
     def test_of_no_sink(self, tool_admin: Admin) -> None:
         with pytest.raises(TransactionalIdNotFound, match="there is no sink 'other'"):

@@ -229,7 +229,7 @@ def unnoticed(rescue: Callable[[], object], begun: Callable[[], object] = lambda
         sender.join()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1])
         signal.signal(signal.SIGUSR1, before)
-        assert not rescued.is_set(), "the wait did not end by the signal"
+        assert not rescued.is_set(), "the signal must end the wait, but the rescue after it did"
 
 
 def test_an_alarm() -> None:

@@ -170,7 +170,9 @@ def test_going_back_to_what_is_committed(world: World) -> None:
     consumer.commit({ZERO: 4})
     until(lambda: consumer.position(ZERO) == 6 and consumer.position(ONE) == 1, consumer)
     consumer.seek_to_committed()
-    assert (consumer.position(ZERO), consumer.position(ONE)) == (4, 0), "the policy is earliest"
+    assert (consumer.position(ZERO), consumer.position(ONE)) == (4, 0), (
+        "the positions must be the committed one, 4, and the start, as auto.offset.reset is earliest"
+    )
     consumer.seek(ZERO, 0)
     consumer.seek_to_committed(ZERO)
     assert consumer.position(ZERO) == 4

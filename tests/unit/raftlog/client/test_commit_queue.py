@@ -148,7 +148,7 @@ def test_pieces_of_what_is_too_much_for_one_request() -> None:
         (TopicPartition("x" * 72, number), Entry(OffsetAndMetadata(10**12), b"i" * 16)) for number in range(9000)
     ]
     wire = to_commit(entries)
-    assert not any(each.topic for each in wire), "the id says which"
+    assert not any(each.topic for each in wire), "a request with topic ids must not repeat the names"
     pieces = list(in_pieces(wire))
     assert [each.partition for piece in pieces for each in piece] == list(range(9000))
     large = [(ONE, Entry(OffsetAndMetadata(1, "x" * 4096), b""))] * 300

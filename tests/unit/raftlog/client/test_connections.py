@@ -317,7 +317,9 @@ async def test_who_asks_for_a_topic_shares_the_answers_of_who_asks_for_all(monke
         now_s += 2.5
         cache.expire()
         await cache.refresh(max_age_s=2.0)
-        assert asked[-1] == ["t"], "an error may be about what the answer for all does not say"
+        assert asked[-1] == ["t"], (
+            "the topic must be asked for by name, as the answer for all topics does not tell its error"
+        )
     finally:
         await cache.close()
         await cache._connections.close()
@@ -359,7 +361,9 @@ async def test_topics_are_asked_for_in_pieces(monkeypatch: pytest.MonkeyPatch, *
     assert names == ([] if all_topics else sorted(cache.wanted))
     assert len(asked) == (1 if all_topics else len(told))
     assert all(len(request.topics) <= MAX_NAMED for request in asked)
-    assert all(request.ByteSize() <= MAX_REQUEST_BYTES for request in asked), "with the longest names, too"
+    assert all(request.ByteSize() <= MAX_REQUEST_BYTES for request in asked), (
+        f"a request must be at most {MAX_REQUEST_BYTES} bytes long, even with the longest names"
+    )
     assert all(isinstance(error, UnknownTopicOrPartition) for error in cache.view.missing.values())
     assert told[-1] == len(cache.view.missing) == len(names)
 
@@ -393,7 +397,7 @@ async def test_a_question_under_way_is_joined_only_if_it_asks_for_as_much(monkey
             everything = [asyncio.create_task(refreshed(all_topics=True)) for _ in range(2)]
             same = asyncio.create_task(refreshed())
             await asyncio.sleep(0.01)
-            assert asked.empty(), "one question at a time"
+            assert asked.empty(), "a second request was sent before the first was answered"
             assert list(request.topics) == ["a"]
             answered.set()
             assert await first == {"a"}
@@ -411,7 +415,9 @@ async def test_a_question_under_way_is_joined_only_if_it_asks_for_as_much(monkey
             answered.set()
             await before
             request, answered = await asked.get()
-            assert request.min_metadata_offset == 8, "what an answer to the earlier question may not know"
+            assert request.min_metadata_offset == 8, (
+                "the request must ask for metadata from offset 8 on, which the earlier answer may lack"
+            )
             answered.set()
             await later
     finally:
@@ -508,7 +514,9 @@ def test_a_transaction_goes_to_the_topic_that_has_taken_the_place_of_another(mon
             with producer.transaction():
                 producer.send("t", b"new", partition=0)
                 producer.send("t", b"new", partition=1)
-            assert time.monotonic() - started < SOON_S, "no waiting for metadata.max.age.ms, nor for the grace"
+            assert time.monotonic() - started < SOON_S, (
+                "the transaction must not wait for metadata.max.age.ms, nor for the grace"
+            )
         assert cluster.committed("t") == [b"new", b"new"]
         assert cluster.transactions.violations == []
 

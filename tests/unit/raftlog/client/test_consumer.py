@@ -207,7 +207,7 @@ def test_a_batch_that_does_not_check_is_asked_for_again_and_the_broker_is_told(c
         assert values(read(consumer, 5)) == numbered(0, 5)
         cluster.faults.corrupt_frames = 2
         cluster.append("t", batch(numbered(5, 5)))
-        assert values(read(consumer, 5)) == numbered(5, 5), "no error came up"
+        assert values(read(consumer, 5)) == numbered(5, 5), "the records must come without an error"
         cluster.move_leader("t", 0, 2)
         cluster.append("t", batch(numbered(10, 5)))
         assert values(read(consumer, 5)) == numbered(10, 5)
@@ -245,7 +245,9 @@ def test_a_batch_that_stays_corrupt_is_raised_and_read_once_it_is_mended(cluster
         with pytest.raises(CorruptRecordError, match="t-0 at offset 0: checksum mismatch"):
             consumer.poll(30)
         assert complaints(cluster)[-1] == (1, 0)
-        assert 3 <= len(cluster.subscribed) <= 10, "a few times"
+        assert 3 <= len(cluster.subscribed) <= 10, (
+            f"the consumer must have tried 3 to 10 times, but has {len(cluster.subscribed)} times"
+        )
         cluster.faults.corrupt_partitions.clear()
         assert values(consumer.poll(30)) == numbered(0, 5)
 
@@ -279,7 +281,7 @@ def test_a_topic_made_again_is_not_silently_continued(cluster: FakeCluster) -> N
         cluster.append("t", batch([b"other"] * 9))
         with pytest.raises(UnknownTopicId, match="deleted and created again"):
             strict.poll(30)
-        assert values(read(lenient, 9)) == [b"other"] * 9, "the new topic's records, from their start"
+        assert values(read(lenient, 9)) == [b"other"] * 9, "the records of the new topic must be read from its start"
 
 
 def test_a_deleted_topic_is_reported_to_who_assigned_it(cluster: FakeCluster) -> None:
@@ -355,8 +357,10 @@ def test_fetched_bytes_stay_within_the_bound(cluster: FakeCluster) -> None:
         consumer.subscribe("t")
         until(lambda: held_bytes(consumer) >= 40_000)
         time.sleep(0.3)
-        assert held_bytes(consumer) <= 50_000 + 11_000, "the credit, and one frame beyond at most"
-        assert len(read(consumer, 1000)) == 1000, "credit comes back as records are polled"
+        assert held_bytes(consumer) <= 50_000 + 11_000, (
+            f"the consumer holds {held_bytes(consumer)} bytes, more than its credit and one frame"
+        )
+        assert len(read(consumer, 1000)) == 1000, "all records must come, as polls give the credit back"
     assert cluster.least_credit > -11_000
 
 
@@ -399,7 +403,9 @@ def test_iteration_ends_after_its_timeout_and_knows_its_position(cluster: FakeCl
         consumer.subscribe("t")
         seen = [next(consumer).offset for _ in range(4)]
         assert seen == [0, 1, 2, 3]
-        assert consumer.position(T0) == 4, "what was yielded, not what was fetched"
+        assert consumer.position(T0) == 4, (
+            "the position must be behind the last record handed out, not behind the last one fetched"
+        )
         consumer.pause(T0)
         consumer.resume(T0)
         assert [next(consumer).offset for _ in range(6)] == [4, 5, 6, 7, 8, 9]
@@ -537,7 +543,7 @@ def test_who_reads_up_to_an_end_does_not_wait_behind_the_last_marker(cluster_wit
         assert consumer.poll_arrow(120).num_rows == 0
         assert consumer.position(T0) == 4
         assert time.monotonic() - begun < 60
-        assert consumer.poll(0.2) == [], "an ordinary wait"
+        assert consumer.poll(0.2) == [], "a poll after the end must wait and return nothing"
 
 
 async def test_the_same_with_asyncio(cluster_with_markers: FakeCluster) -> None:
@@ -666,9 +672,13 @@ def test_wherever_it_comes(
                     assert group is not None
                     for part, done in group.progress.done().items():
                         assert part == ZERO
-                        assert done.offset <= len(found), "what nobody has come back from is not done"
+                        assert done.offset <= len(found), (
+                            "records that no iteration has finished must not count as processed"
+                        )
                 found += offsets or []
-                assert found == list(range(len(found))), f"interrupted at {place}"
+                assert found == list(range(len(found))), (
+                    f"interrupted at {place}, the consumer must give each record once and in order"
+                )
             place += 1
         while len(found) < 30:
             found += read(consumer)

@@ -125,7 +125,9 @@ def test_an_offline_partition_delays_the_others_no_longer_than_the_timeout(clust
         with pytest.raises(InvalidRequestError, match="no position yet"):
             consumer.position(BROKEN)
         cluster.faults.refuse_offsets.clear()
-        assert read(consumer, 30, 5) == (Counter({1: 5}), []), "it was asked for again in the background"
+        assert read(consumer, 30, 5) == (Counter({1: 5}), []), (
+            "the start of the partition must be looked up again in the background"
+        )
 
 
 @pytest.mark.usefixtures("long_grace")
@@ -166,7 +168,7 @@ def test_many_damaged_partitions_leave_every_second_poll_to_the_others(cluster: 
             except CorruptRecordError:
                 polls.append("error")
         assert polls.count("record") == 5
-        assert len(polls) <= 11, "no error twice in a row while there are records"
+        assert len(polls) <= 11, "two errors in a row were raised while there were records"
 
 
 def test_a_broker_that_does_not_answer_keeps_only_its_own_partitions(cluster: FakeCluster) -> None:
@@ -216,10 +218,12 @@ def test_a_partition_without_a_leader_holds_the_others_up_for_a_moment_only(clus
     cluster.topics["t"].partitions[1].leader = -1
     options = {"default_api_timeout_ms": LONG_MS, **FAST}
     with Consumer(cluster.bootstrap, auto_offset_reset="earliest", **options) as consumer:
-        assert begin(consumer, how) < SOON_S, "and not default.api.timeout.ms"
+        assert begin(consumer, how) < SOON_S, "the start must not wait for default.api.timeout.ms"
         assert read(consumer, 30, 5) == (Counter({0: 5}), [])
         cluster.topics["t"].partitions[1].leader = 2
-        assert read(consumer, 30, 5) == (Counter({1: 5}), []), "it was asked for again in the background"
+        assert read(consumer, 30, 5) == (Counter({1: 5}), []), (
+            "the start of the partition must be looked up again in the background"
+        )
 
 
 def test_offsets_come_of_those_that_answer_and_a_reason_of_the_others(cluster: FakeCluster) -> None:

@@ -89,7 +89,9 @@ def test_a_coordinator_is_remembered_until_it_is_forgotten() -> None:
             assert coordinators.known("g") == found
             assert cluster.groups.found == 1
             coordinators.forget("g", found._replace(node_id=1))
-            assert coordinators.known("g") == found, "somebody else has found the next one meanwhile"
+            assert coordinators.known("g") == found, (
+                "the coordinator must stay known, as the one to forget is another one"
+            )
             coordinators.forget("g", found)
             assert (await coordinators.find("g", 30)).node_id == 3
 
@@ -234,7 +236,9 @@ def test_a_call_goes_to_the_coordinator_and_forgets_one_that_is_none() -> None:
             cluster.groups.refuse.append(StaleMemberEpoch("too old"))
             with pytest.raises(StaleMemberEpoch):
                 await coordinators.call("g", "FetchOffsets", FETCH, 30)
-            assert coordinators.known("g") is not None, "the coordinator is the right one"
+            assert coordinators.known("g") is not None, (
+                "the coordinator must stay known, as the refusal does not say that it moved"
+            )
 
         run(cluster, work)
 

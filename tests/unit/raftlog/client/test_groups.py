@@ -92,7 +92,7 @@ class TestSharing:
         read += until(lambda: len(second.assignment()) == 2 and len(first.assignment()) == 2, first, second)
         assert told.events[1:] == [("revoked", [ONE, THREE])]
         assert world.committed(ONE) == 2
-        assert world.committed(ZERO) is None, "it stays, so nothing has to be committed yet"
+        assert world.committed(ZERO) is None, "the offset must not be committed, as the partition stays"
         world.send(8)
         while len(read) < 16:
             read += first.poll(0.02) + second.poll(0.02)
@@ -212,7 +212,9 @@ class TestStarts:
         group.pending.add(ZERO)
         began_s = time.monotonic()
         world.consumer(default_api_timeout_ms=120_000).assign([ZERO])
-        assert time.monotonic() - began_s < 40, "that may take as long as a transaction; polls go on"
+        assert time.monotonic() - began_s < 40, (
+            "assign must not wait for a pending transaction, as polls can wait for it"
+        )
         waiting, hasty = world.consumer(), world.consumer(isolation_level="read_uncommitted")
         for consumer in (waiting, hasty):
             consumer.assign([ZERO, ONE])
@@ -355,7 +357,7 @@ class TestCommits:
         taken = [offsets[ZERO] for _, _, offsets in world.members.commits if ZERO in offsets]
         assert taken == sorted(taken)
         assert taken[-1] == 30
-        assert consumer.assignment() == [ZERO, ONE, TWO, THREE], "a stream that breaks is not a loss"
+        assert consumer.assignment() == [ZERO, ONE, TWO, THREE], "a stream that breaks must not lose the partitions"
 
     def test_of_a_partition_that_was_lost(self, world: World) -> None:
         consumer, told = world.consumer(), Told()
@@ -365,12 +367,14 @@ class TestCommits:
         until(lambda: not consumer._engine.positions.states)
         with pytest.raises(PartitionNotOwned):
             consumer.commit({ZERO: 1})
-        assert consumer.assignment() == [ZERO, ONE, TWO, THREE], "until the application was told"
+        assert consumer.assignment() == [ZERO, ONE, TWO, THREE], (
+            "the partitions must stay assigned until the application was told of the loss"
+        )
         for part in consumer.assignment():
             consumer.seek(part, 0)
         consumer.pause(consumer.assignment())
         consumer.resume(consumer.assignment())
-        assert told.events[1:] == [], "the application is told in its own thread"
+        assert told.events[1:] == [], "the listener must be called in the application's own thread, in a poll"
         until(lambda: len(told.events) == 3, consumer)
         assert [kind for kind, _ in told.events] == ["assigned", "lost", "assigned"]
         assert consumer.group_metadata().member_epoch > 1
@@ -411,7 +415,9 @@ class TestAutomaticCommits:
         consumer.subscribe("t")
         for record in consumer:
             time.sleep(0.05)
-            assert world.committed() in (None, *range(record.offset + 1)), "not while it is being worked on"
+            assert world.committed() in (None, *range(record.offset + 1)), (
+                "a record was committed while the application was working on it"
+            )
             if record.offset == 3:
                 break
         consumer.close()
@@ -525,7 +531,7 @@ class TestSessions:
         over_in(0.8, consumer)
         until(lambda: len(told.events) == 2, consumer)
         assert told.events[1] == ("lost", [ZERO, ONE, TWO, THREE])
-        assert 0.7 < time.monotonic() - began < 30, "when it is over here, the core's tests say exactly"
+        assert 0.7 < time.monotonic() - began < 30, "the partitions must be lost when the session is over, after 0.8 s"
         assert "no answer from the coordinator within the session timeout" in caplog.text
         world.members.mute = False
         until(lambda: len(told.events) == 3, consumer)
@@ -573,7 +579,7 @@ class TestSessions:
         with pytest.raises(type(error)):
             consumer.poll(30)
         consumer.subscribe("t")
-        assert len(consumer.assignment()) == 4, "asked once more it goes on"
+        assert len(consumer.assignment()) == 4, "a subscription after the error must work"
 
     def test_a_static_member_that_was_replaced_says_so_out_of_poll(self, world: World) -> None:
         consumer, told = world.consumer(group_instance_id="one"), Told()
@@ -646,7 +652,7 @@ class TestRefusalsThatMayPass:
         for left in (1, 0):
             with pytest.raises(type(error), match=str(error)):
                 consumer.poll(30)
-            assert len(world.members.refuse_joins) == left, "asked anew, once"
+            assert len(world.members.refuse_joins) == left, "after each error the member must try to join once more"
         parts = consumer.assignment
         read = until(lambda: parts() and all(consumer.position(part) == 1 for part in parts()), consumer)
         assert len(read) == 4
@@ -659,7 +665,7 @@ class TestRefusalsThatMayPass:
         world.do(lambda: world.members.remove(world.member_id(consumer), error))
         with pytest.raises(type(error), match=str(error)):
             until(lambda: False, consumer)
-        assert not world.members.members, "who does not poll does not ask"
+        assert not world.members.members, "the consumer must not join again before it is polled"
         until(lambda: len(told.events) == 3, consumer)
         assert [kind for kind, _ in told.events] == ["assigned", "lost", "assigned"]
 
@@ -751,8 +757,8 @@ def test_a_loop_over_poll_asks_with_a_backoff(world: World) -> None:
             told += 1
     took_s = time.monotonic() - began_s
     refused = count - len(world.members.refuse_joins)
-    assert refused in (told, told + 1), "each refusal is told once"
-    assert took_s > 0.5, "the fourth comes after three pauses"
+    assert refused in (told, told + 1), f"each refusal must be reported once, but of {refused} refusals {told} were"
+    assert took_s > 0.5, f"the fourth try must come after three pauses, but came after {took_s:.2f} s"
 
 
 def test_unknown_member_is_a_loss_not_an_end(world: World) -> None:
@@ -802,7 +808,7 @@ class TestLosses:
         consumer.subscribe("t", listener=told)
         assert len(consumer.poll(30)) == 4
         self.lose(paced_world, consumer)
-        assert consumer.assignment() == ALL, "the application was not told"
+        assert consumer.assignment() == ALL, "the partitions must stay assigned, as the application was not told"
         until(lambda: len(told.events) == 3, consumer)
         assert consumer.assignment() == ALL
         over: list[tuple[dict[TopicPartition, OffsetAndMetadata], RaftlogError | None]] = []

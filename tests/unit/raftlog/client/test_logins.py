@@ -278,7 +278,7 @@ def test_a_wrong_password_is_final_at_once_and_names_who_and_where(
     begun_s = time.monotonic()
     with pytest.raises(AuthenticationFailed) as caught:
         asyncio.run(_asked(_settings(authority, **wrong), address))
-    assert time.monotonic() - begun_s < 40, "and not when the time for the call is up"
+    assert time.monotonic() - begun_s < 40, "the refused login must fail at once, not when the time for the call is up"
     user = wrong.get("sasl.username", "ada")
     assert str(caught.value) == (
         f"{address} does not let user '{user}' in with SCRAM-SHA-512: no such user, or password; check sasl.username, "
@@ -303,7 +303,7 @@ def test_a_broker_that_does_not_know_the_password_is_not_trusted(
     broker.forged = True
     with pytest.raises(AuthenticationFailed, match=r"the login of user 'ada' at .* failed, because the broker"):
         asyncio.run(_asked(_settings(authority), address))
-    assert not broker.seen, "no call was made with its token"
+    assert not broker.seen, "the client must not call a broker whose signature is wrong"
 
 
 def test_a_login_that_is_not_answered_is_a_broker_that_is_not_there(
@@ -377,7 +377,7 @@ def test_a_token_is_renewed_while_it_counts(authority: CertificateAuthority, bro
     assert made.token(address) == "token-2"
     clock.now_s += 85
     broker.unavailable = True
-    assert made.token(address) == "token-2", "it counts still"
+    assert made.token(address) == "token-2", "the old token must be used, as it is still valid"
     clock.now_s += 15
     with pytest.raises(BrokerUnavailable):
         made.token(address)
@@ -407,7 +407,7 @@ def test_a_refusal_answers_for_a_second(
         clock.now_s += 0.1
         with pytest.raises(AuthenticationFailed):
             made.token(address)
-    assert len(opened) == 2, "it was tried twice, once"
+    assert len(opened) == 2, "the client must have logged in twice only, with one repetition"
     broker.password = PASSWORD
     clock.now_s += 1.5
     assert made.token(address) == "token-1"
@@ -419,7 +419,7 @@ def test_every_client_forgets_a_token_that_is_refused(
     some = [_logins(authority, _Clock()) for _ in range(2)]
     assert [made.token(address) for made in some] == ["token-1", "token-2"]
     assert forget_token(address)
-    assert not forget_token("127.0.0.1:2"), "nobody has logged in there"
+    assert not forget_token("127.0.0.1:2"), "there must be no token of a broker at which there was no login"
     assert [made.token(address) for made in some] == ["token-3", "token-4"]
 
 

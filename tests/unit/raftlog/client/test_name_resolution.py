@@ -137,15 +137,15 @@ async def test_a_channel_that_cannot_connect_is_replaced_and_asks_for_the_name_a
         call: Any = first.unary_unary("/node/Where")
         with pytest.raises(aio.AioRpcError):
             await call(b"", timeout=30)
-        assert connections.channel(target) is first, "it is too young"
+        assert connections.channel(target) is first, "a channel that is too young must not be replaced"
         monkeypatch.setattr(client_connections, "REPLACED_AFTER_S", 0.0)
         names.address = "127.0.0.2"
         async with node("127.0.0.2", port):
             second = connections.channel(target)
             assert second is not first
             assert await where(lambda: second) == "127.0.0.2"
-            assert connections.channel(target) is second, "it is connected"
-            assert await where(lambda: first) == "127.0.0.2", "calls of the former channel may go on"
+            assert connections.channel(target) is second, "a connected channel must not be replaced"
+            assert await where(lambda: first) == "127.0.0.2", "calls over the former channel must be able to go on"
         await connections.close()
         with pytest.raises(aio.UsageError):
             await call(b"")

@@ -113,7 +113,7 @@ def test_a_broken_connection_is_tried_again_sooner_than_a_refusal() -> None:
         assert 200 <= pauses.after_ms(lost, 30) <= 250
         assert 800 <= pauses.after_ms(refused, 30) <= 1000
     longer = ProducerOptions.make({"reconnect.backoff.ms": "1s"}, {}).pauses
-    assert longer.after_ms(lost, 1) >= 800, "the first pause wins where the longest one is shorter"
+    assert longer.after_ms(lost, 1) >= 800, "the first pause must count where the longest one is shorter"
 
 
 def test_a_client_over_its_quota_pauses_as_long_as_the_broker_says() -> None:

@@ -95,7 +95,7 @@ def test_timestamps_of_many_records_are_checked_as_those_of_one(timestamps: Any,
         with pytest.raises(InvalidRequestError, match=message):
             producer.send_batch("t", data, **arguments)
         producer.send_batch("t", [b"v"] * 2, timestamp_ms=[0, 253_402_300_799_999]).result(30)
-        assert len(cluster.values("t")) == 2, "nothing of what was refused"
+        assert len(cluster.values("t")) == 2, "nothing of the refused batch must be sent"
 
 
 def test_records_without_a_key_go_to_all_partitions_in_turn() -> None:
@@ -227,7 +227,9 @@ def test_order_is_kept_with_several_in_flight_when_batches_are_refused() -> None
         # Refused batches were not appended, so without broken streams there are no duplicates either.
         assert cluster.values("t") == numbered(1500)
         assert offsets == list(range(1500))
-        assert len(cluster.requests) > 20, "several requests were in flight"
+        assert len(cluster.requests) > 20, (
+            f"only {len(cluster.requests)} requests were sent, so that few were in flight"
+        )
 
 
 @pytest.mark.parametrize("moment", ["drop_produce_before_append", "drop_produce_after_append"])
@@ -245,7 +247,7 @@ def test_a_broken_stream_loses_nothing_and_keeps_the_order(moment: str) -> None:
                 assert stored[delivery.result(0).offset] == value
         assert first_occurrences(stored) == numbered(1000)
         if moment == "drop_produce_before_append":
-            assert len(stored) < 1400, "only what was in flight is sent again"
+            assert len(stored) < 1400, f"{len(stored)} records were stored: only what was in flight must be sent again"
 
 
 def test_a_leader_change_is_followed_in_order() -> None:
@@ -416,7 +418,7 @@ def test_back_pressure_waits_and_then_gives_up() -> None:
             with pytest.raises(BufferExhausted):
                 stuck.send_batch("t", [b"x" * 1000])
         with stuck._lock:
-            assert not stuck._engine._room_alarms, "nothing is kept of who has given up"
+            assert not stuck._engine._room_alarms, "a send that gave up must leave nothing behind"
         stuck.close(timeout=0)
 
 
@@ -540,7 +542,9 @@ def test_what_is_sent_again_counts_as_retried_and_what_fails_as_an_error() -> No
             producer.send_batch("t", [b"a", b"b", b"c"]).result(30)
             shown = counted(producer)
             for name in ("producer-metrics", "producer-topic-metrics.t"):
-                assert shown[name]["record-retry-total"] == 6, "three records, twice"
+                assert shown[name]["record-retry-total"] == 6, (
+                    "three records that are sent again twice must count as six retries"
+                )
                 assert shown[name]["record-send-total"] == 3
                 assert shown[name]["record-error-total"] == 0
             cluster.faults.refuse.append(InvalidRecord("no"))
@@ -573,7 +577,9 @@ def test_waits_for_room_and_what_is_under_way_are_seen() -> None:
             releasing.join()
             assert first.done()
             after = counted(producer)["producer-metrics"]
-            assert after["bufferpool-wait-time-ns-total"] > 1_000_000, "the second one waited for the first"
+            assert after["bufferpool-wait-time-ns-total"] > 1_000_000, (
+                "the wait of the second record for memory must be counted"
+            )
             assert after["buffer-available-bytes"] == 2_048
 
 
@@ -652,7 +658,7 @@ def test_order_is_kept_within_and_between_calls(
     assert sorted(str(value) for values in found for value in values) == sorted(map(str, wanted))
     for index, stored in enumerate(found):
         numbered = [value for value in stored if value is not None]
-        assert numbered == sorted(numbered), "values count up in the order of the input"
+        assert numbered == sorted(numbered), "the values of a partition must be in the order of the input"
         for value in numbered:
             key, partition = wanted[value]
             if partition is not None:

@@ -120,7 +120,7 @@ def test_a_frozen_follower_is_left(cluster: FakeCluster, monkeypatch: pytest.Mon
         cluster.racks.pop(NEAR)
         cluster.freeze(NEAR)
         cluster.append("t", batch(b"b"))
-        assert read(consumer, 1) == [b"b"], "without waiting for metadata.max.age.ms"
+        assert read(consumer, 1) == [b"b"], "the consumer must go on without waiting for metadata.max.age.ms"
         cluster.thaw(NEAR)
     assert places(cluster)[-1] == (LEADER, False)
 

@@ -39,7 +39,7 @@ def test_a_pattern_is_asked_for_with_pauses() -> None:
         asked = counted(reader, at_most=8)
         with pytest.raises(AuthenticationFailed, match="that is enough"):
             reader.topics(pattern=re.compile("t.*"))
-        assert asked[-1] - asked[0] > 0.8, "at the soonest after 40, 80, 160, and four times 200 ms"
+        assert asked[-1] - asked[0] > 0.8, "the tries must pause at least 40, 80 and 160 ms, and then four times 200 ms"
 
 
 def test_a_pattern_is_asked_for_no_longer_than_the_timeout() -> None:

@@ -75,7 +75,7 @@ def test_the_sdk_believes_the_details_rather_than_the_text() -> None:
     found = seen(TokenExpired("log in"), grpc.StatusCode.UNAUTHENTICATED, "whatever it says")
     error = from_grpc(found, "a:1")
     assert isinstance(error, AuthenticationFailed)
-    assert "requires a login" in str(error), "this client has never logged in there"
+    assert "requires a login" in str(error), "the error must say that a login is required, as the client has none"
     denied = seen(TopicAuthorizationFailed("no"), grpc.StatusCode.PERMISSION_DENIED, "whatever it says")
     assert isinstance(from_grpc(denied, "a:1"), TopicAuthorizationFailed)
 
@@ -110,5 +110,7 @@ def test_no_call_is_refused_with_prose_alone() -> None:
         for path in (ROOT / package).rglob("*.py")
         if path.parent.name != "v1" and (lines := aborts(path.read_text()))
     }
-    assert list(found) == ["raftlog/_client/connections.py"], "use `refuse`, which carries an Error"
+    assert list(found) == ["raftlog/_client/connections.py"], (
+        f"files that abort calls without an Error in the details; use `refuse`: {sorted(found)}"
+    )
     assert aborts("async def f(context):\n    await context.abort(1, 'x')\n") == [2]

@@ -136,7 +136,7 @@ def test_a_broker_that_answers_nothing_gets_the_requests_that_have_gathered(clus
         cluster.release_acks()
         for delivery in sent:
             delivery.result(SOON_S)
-        assert len(calls_of(*producers)) == 1, "the call has gone on"
+        assert len(calls_of(*producers)) == 1, "the other producers must use the same call as before"
 
 
 @pytest.mark.parametrize(
@@ -165,8 +165,8 @@ def test_a_producer_that_closes_leaves_the_others_their_call_and_their_answers(c
         cluster.release_acks()
         delivery.result(SOON_S)
         stays.send("t", b"0:2", partition=0).result(SOON_S)
-    assert cluster.produce_calls == [1], "the call has gone on"
-    assert cluster.left_lanes == [2], "the broker is told once"
+    assert cluster.produce_calls == [1], "the other producer must use the same call as before"
+    assert cluster.left_lanes == [2], "the broker must be told once that the producer has left"
 
 
 @pytest.mark.parametrize("fault", ["drop_produce_before_append", "drop_produce_after_append"])
@@ -184,7 +184,7 @@ def test_a_call_that_breaks_costs_no_producer_a_record_and_doubles_none(cluster:
             ]
         for delivery in sent:
             delivery.result(SOON_S)
-    assert len(cluster.produce_calls) > 1, "no call has broken"
+    assert len(cluster.produce_calls) > 1, "the call must have broken at least once, or the test shows nothing"
     assert of_each(cluster, 0) == {b"%d" % name: [*range(40)] for name in range(COUNT)}
 
 
@@ -220,7 +220,7 @@ def test_a_refusal_of_one_producer_does_not_hold_up_another_one(cluster: FakeClu
         other.send("t", b"1:1", partition=0).result(SOON_S)
         assert cluster.topics["t"].partitions[0].asked == asked + 1
         assert calls_of(one) == calls_of(other)
-    assert len(cluster.requests) == 4, "the other one's batch was sent once"
+    assert len(cluster.requests) == 4, "the batch of the other producer must be sent once"
 
 
 def test_a_broker_that_serves_one_producer_on_a_call_gets_a_call_of_each(cluster: FakeCluster) -> None:

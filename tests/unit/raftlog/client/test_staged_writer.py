@@ -58,7 +58,7 @@ def test_what_is_staged_is_committed_together(cluster: FakeStageCluster, writer:
     assert writer.last_batch() == -1
     tokens = [staged(writer, 0, [b"%d-%d" % (part, n) for n in range(100)]) for part in range(3)]
     assert cluster.committed("t") == []
-    assert len({token.producer_id for token in tokens}) == 3, "every stage is a producer of its own"
+    assert len({token.producer_id for token in tokens}) == 3, "each stage must have a producer id of its own"
     assert [token.records for token in tokens] == [100] * 3
     answer = writer.commit(0, [pickle.loads(pickle.dumps(token)) for token in tokens])  # noqa: S301 # as Spark does
     assert answer == (0, False, 300)
@@ -74,12 +74,14 @@ def test_the_coordinator_hears_of_a_stage_with_its_first_record_and_of_partition
         stage.send_batch("t", [b"x"] * 3, partition=pa.array([0, 1, 2], pa.int32()))
         stage.flush(30)
         assert cluster.stages.calls.count("InitStage") == 1
-        assert len(cluster.stages.calls) <= 2, "the partitions of one send are told in one or two calls"
+        assert len(cluster.stages.calls) <= 2, (
+            f"the partitions of one send must be added in one or two calls, not {len(cluster.stages.calls)}"
+        )
         before = len(cluster.stages.calls)
         for _ in range(5):
             stage.send("t", b"y", partition=1)
         stage.flush(30)
-        assert len(cluster.stages.calls) == before, "what is known is not told again"
+        assert len(cluster.stages.calls) == before, "partitions that are added must not be added again"
         token = stage.finish(30)
     [known] = cluster.stages.stages.values()
     assert (known.sink_id, known.batch_id, known.attempt, known.timeout_ms) == ("sink", 3, "task 5", 900_000)
@@ -210,7 +212,9 @@ def test_what_passes_is_waited_out(cluster: FakeStageCluster, writer: StagedWrit
     cluster.stages.coordinator = 2
     cluster.stages.lose_answers = ["InitStage", "CommitBatch"]
     token = staged(writer, 0, [b"a", b"b"])
-    assert not writer.commit(0, [token]).already_committed, "its own commit, asked again, is recognised"
+    assert not writer.commit(0, [token]).already_committed, (
+        "the commit, sent again after a lost answer, must count as its own"
+    )
     assert cluster.committed("t") == [b"a", b"b"]
 
 
@@ -303,7 +307,9 @@ def test_a_timeout_never_loses_a_token(
         stage.send("t", b"a")
         stage.flush(30)
     tokens = [stage.finish(30) for stage in stages]
-    assert [stage.finish(30) for stage in stages] == tokens, "who was told of a timeout gets it once more"
+    assert [stage.finish(30) for stage in stages] == tokens, (
+        "a stage whose finish timed out must return its token in the next call"
+    )
     assert len({token.producer_id for token in tokens}) == 6
     for stage in stages:
         stage.abort()
@@ -374,7 +380,7 @@ def test_attempts_that_were_given_up_stage_nothing_any_more(cluster: FakeStageCl
         writer.commit(0, [stage.finish(30)])
     assert cluster.stages.calls.count("AbortStages") == 1
     assert writer.abort_open(0, "run 1,", fence=True) == 0
-    assert cluster.stages.calls.count("AbortStages") == 1, "the batch is over: there is nothing to give up"
+    assert cluster.stages.calls.count("AbortStages") == 1, "the stages of a committed batch must not be aborted"
     assert cluster.committed("t") == [b"b"]
 
 

@@ -131,7 +131,7 @@ async def test_channels_are_opened_anew_when_the_certificates_change(monkeypatch
     tls.version = 2
     second = connections.channel("a:1")
     assert second is not first
-    assert not cast(Any, first).closed, "what goes on over it goes on"
+    assert not cast(Any, first).closed, "the former channel must stay open for the calls on it"
     tls.version = 3
     connections.channel("b:1")
     await asyncio.sleep(0)
@@ -170,7 +170,7 @@ async def _what_is_said(address: str, settings: dict[str, str]) -> str:
         return str(from_grpc(error, address))
     finally:
         await connections.close()
-    raise AssertionError("nothing is served there")
+    raise AssertionError("a call to a broker that does not serve has succeeded")
 
 
 @pytest.mark.parametrize(

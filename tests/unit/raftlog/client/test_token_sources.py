@@ -76,7 +76,9 @@ def test_an_issuer_is_asked_with_the_clients_id_and_secret() -> None:
         seen.clear()
         with pytest.raises(BrokerUnavailable, match="status 307"):
             TokenSource(f"{base}/away", "", "me", "secret").read()
-        assert [path for path, _, _ in seen] == ["/away"], "a redirect would carry the secret elsewhere"
+        assert [path for path, _, _ in seen] == ["/away"], (
+            "the client followed a redirect, which may carry the secret to another host"
+        )
         with pytest.raises(InvalidConfig, match="gives no token"):
             TokenSource(f"{base}/other", "", "me", "secret").read()
     with pytest.raises(BrokerUnavailable, match="does not answer"):

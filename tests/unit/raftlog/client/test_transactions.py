@@ -117,7 +117,7 @@ def test_partitions_are_added_while_their_records_linger(cluster: TransactionClu
             assert time.monotonic() < deadline
             time.sleep(0.01)
         started = time.monotonic()
-    assert time.monotonic() - started < 40, "commit does not wait for linger.ms"
+    assert time.monotonic() - started < 40, "the commit must not wait for linger.ms"
 
 
 def test_an_aborted_transaction_is_never_visible(cluster: TransactionCluster) -> None:

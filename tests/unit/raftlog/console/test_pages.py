@@ -133,7 +133,9 @@ def test_brokers_are_asked_once_in_two_seconds_however_many_people_look(view: Vi
     often, seldom = int(WATCHED_S / EVERY_S) + 1, int(WATCHED_S / SELDOM_S) + 1  # the doctor asks for all by itself
     assert {name: count for name, count in admin.asked.items() if count > often + seldom} == {}
     assert admin.asked["describe_topic_configs"] <= seldom
-    assert admin.asked["describe_topics"] > often // 2, "pages do not stay as they were"
+    assert admin.asked["describe_topics"] > often // 2, (
+        "the pages do not ask for topics often enough to stay up to date"
+    )
 
 
 @pytest.mark.parametrize("path", pages.PAGES)
@@ -235,7 +237,9 @@ def test_what_a_user_may_not_see_is_neither_counted_nor_about_to_come(
     for question in ("describe_configs", "describe_topic"):
         monkeypatch.setattr(admin, question, Silent().refuse, raising=False)
     look = replace(look_at(view), names={"topic": "topic-000"})
-    assert pages.topic(look).values["records"] is None, "no leader told its offsets"
+    assert pages.topic(look).values["records"] is None, (
+        "the number of records must be unknown, as no leader told its offsets"
+    )
     config = told(Console(Settings("127.0.0.1:1")).draw(look, pages.topic_config, "base.html", WAIT_S).html)
     assert ("You may not see all of this" in config, "Not known yet." in config) == (True, False)
 
@@ -290,7 +294,9 @@ def test_audit_records_are_offered_unless_it_is_known_that_the_user_may_not_read
 
     monkeypatch.setattr(admin, "describe_topics", late)
     console = Console(Settings("127.0.0.1:1"))
-    assert 'href="/audit"' in console.draw(look_at(view), pages.quorum, "base.html", 0).html, "the first page of a user"
+    assert 'href="/audit"' in console.draw(look_at(view), pages.quorum, "base.html", 0).html, (
+        "the first page of a user must have the link to the audit log"
+    )
     answers.set()
     assert ('href="/audit"' in console.draw(look_at(view), pages.quorum, "base.html", WAIT_S).html) is offered
     assert console.draw(look_at(view), pages.audit, "base.html", WAIT_S).code == (200 if offered else 403)
@@ -330,7 +336,9 @@ def test_a_topic_that_does_not_exist_is_not_found_also_while_it_is_asked_for_aga
     monkeypatch.setattr(admin, "describe_topic", described, raising=False)
     console = Console(Settings("127.0.0.1:1"))
     look = replace(look_at(view), names={"topic": "nope"}, path="/topics/nope")
-    assert console.draw(look, pages.topic, "base.html", WAIT_S).code == 200, "it is younger than the list of topics"
+    assert console.draw(look, pages.topic, "base.html", WAIT_S).code == 200, (
+        "a topic that is younger than the list of topics must be shown"
+    )
     for patience_s in (WAIT_S, 0):
         clock.now_s += EVERY_S
         drawn = console.draw(look, pages.topic, "base.html", patience_s)

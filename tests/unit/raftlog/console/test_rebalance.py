@@ -47,7 +47,7 @@ class Cluster:
         self.cordoned.add(broker_id)
 
     def elect_leaders(self, topic: str, partitions: Iterable[int] = ()) -> None:
-        raise AssertionError("every first replica leads already")
+        raise AssertionError("leaders were elected, though every first replica leads already")
 
     def finish(self, count: int) -> None:
         for part in list(self.moving)[:count]:
@@ -63,7 +63,7 @@ def test_so_many_moves_at_a_time_until_all_are_done() -> None:
     cluster = Cluster(50)
     made = rebalance(cluster, leaving=1)
     assert made.step()[:5] == ("running", 50, 0, AT_A_TIME, 30)
-    assert cluster.cordoned == {1}, "a broker that leaves gets no new replicas"
+    assert cluster.cordoned == {1}, "the broker that leaves must be cordoned, so that it gets no new replicas"
     cluster.finish(5)
     assert made.step()[:5] == ("running", 50, 5, AT_A_TIME, 25)
     while made.progress.runs:

@@ -178,11 +178,15 @@ def test_a_change_that_needs_a_permission_is_told_before_it_is_tried(view: View)
     assert why_not(view, "abort", "sink") == "You may not: this needs Write on transactional id sink."
     assert why_not(view, "move") == "You may not: this needs Alter on the cluster."
     may = None
-    assert why_not(view, "move") is None, "brokers of earlier versions do not tell: they refuse"
+    assert why_not(view, "move") is None, (
+        "the change must be offered, as brokers of earlier versions do not tell permissions and refuse themselves"
+    )
 
 
 def test_every_change_has_its_permission() -> None:
-    assert ACTIONS.keys() - NEEDS.keys() == {"create-topic"}, "for which an ACL for some names is enough"
+    assert ACTIONS.keys() - NEEDS.keys() == {"create-topic"}, (
+        "only create-topic may have no permission of its own, as an ACL for some names is enough"
+    )
     assert NEEDS.keys() <= ACTIONS.keys()
 
 
@@ -252,7 +256,9 @@ def test_a_page_does_not_wait_for_the_next_answer(view: View, clock: Clock) -> N
     assert done.wait(WAIT_S)
     until(lambda: view.ask("topics", lambda: "newer", ahead=True).value == "new", within_s=WAIT_S)
     clock.now_s += EVERY_S + AHEAD_S
-    assert view.ask("topics", lambda: "newest", ahead=True).value == "newest", "an older answer is waited for"
+    assert view.ask("topics", lambda: "newest", ahead=True).value == "newest", (
+        "an answer that is too old must not be shown, but a new one waited for"
+    )
 
 
 def test_a_page_in_a_hurry_shows_what_is_known_and_gets_the_rest_later(view: View, clock: Clock) -> None:
@@ -278,7 +284,9 @@ def test_a_page_in_a_hurry_shows_what_is_known_and_gets_the_rest_later(view: Vie
     go_on.clear()
     with view.hurry(0.01) as hurry:
         answer = view.ask("topics", slow, ahead=True)
-    assert (answer.value, answer.pending, hurry.ran_out) == ("known", True, True), "it is old: the page says so"
+    assert (answer.value, answer.pending, hurry.ran_out) == ("known", True, True), (
+        "an old answer must be shown as pending"
+    )
     go_on.set()
 
 

@@ -81,15 +81,15 @@ def test_memory_is_reserved_by_the_batch_and_given_back() -> None:
         assert acc.has_room(100)
         acc.open(queue, 100, 0).append(b"x" * 76, None, (), 1, 100)
     assert acc.used_bytes == 5000
-    assert not acc.has_room(100), "five batches of 1000 are all there is room for"
+    assert not acc.has_room(100), "five batches of 1,000 bytes must leave no room"
     first = queues[0].open
     assert first is not None
     acc.close(first)
-    assert acc.used_bytes == 4000 + BATCH_BYTES + 100, "a closed batch keeps what it uses"
+    assert acc.used_bytes == 4000 + BATCH_BYTES + 100, "a closed batch must use only the memory of its records"
     acc.complete(first, base_offset=0)
     assert acc.used_bytes == 4000
     assert acc.has_room(100)
-    assert not acc.complete(first, base_offset=5), "done is final"
+    assert not acc.complete(first, base_offset=5), "a batch that is done must not be completed again"
     assert first.base_offset == 0
 
 
@@ -125,7 +125,7 @@ def test_what_could_not_be_sent_yet_goes_on_growing_and_is_closed_once_the_queue
     acc, queue = accumulator(), PartitionQueue("t", 0)
     batch = behind_a_backlog(acc, queue)
     assert acc.close_lingered(6.0) == []
-    assert acc.next_linger_ms() is None, "no timer helps: it waits for the queue"
+    assert acc.next_linger_ms() is None, "no timer must be set, as the batch waits for the queue"
     assert acc.open_batch_for(queue, 10) is batch
     queue.waiting.popleft()
     assert acc.close_lingered(6.0) == [batch]
@@ -279,9 +279,11 @@ def test_nothing_new_is_sent_while_answers_are_owed_after_a_refusal() -> None:
     first, second, third = (add(accumulator, queue, [b"%d" % number]) for number in range(3))
     queue.take(1, len(first.encoded or b"") + len(second.encoded or b""), at_least_one=True)
     queue.on_refused(first, resend=True, counts=True)
-    assert not queue.recovered(), "the second batch is still in flight"
+    assert not queue.recovered(), "the queue must not recover while the second batch is in flight"
     assert not queue.sendable
-    assert queue.take(1, 10_000, at_least_one=True) == [], "it would be refused for the chain"
+    assert queue.take(1, 10_000, at_least_one=True) == [], (
+        "nothing must be sent, as the broker would refuse it after the failed batch"
+    )
     queue.on_refused(second, resend=True, counts=False)
     chain = queue.chain
     assert queue.recovered()
@@ -368,16 +370,18 @@ def test_predicted_numbers_are_those_that_are_sent() -> None:
     before = [batch.encoded for batch in batches]
     assert take(queue) == batches
     assert [carried(batch) for batch in batches] == [Number(7, 0, 0), Number(7, 0, 3), Number(7, 0, 4)]
-    assert all(batch.encoded is was for batch, was in zip(batches, before, strict=True)), "nothing was stamped anew"
+    assert all(batch.encoded is was for batch, was in zip(batches, before, strict=True)), (
+        "no batch must be encoded anew"
+    )
 
 
 def test_what_was_never_sent_uses_no_number() -> None:
     accumulator, queue, batches = queue_with(3, 1, 4)
     accumulator.complete(batches[1], error=DeliveryTimeout("late"))
     assert take(queue) == [batches[0], batches[2]]
-    assert carried(batches[2]) == Number(7, 0, 3), "stamped anew"
+    assert carried(batches[2]) == Number(7, 0, 3), "the batch must get the number of the one that was given up"
     later = enqueue(accumulator, queue, 1)
-    assert carried(later) == Number(7, 0, 7), "predicted rightly again"
+    assert carried(later) == Number(7, 0, 7), "the next batch must get the next number"
 
 
 def test_what_was_sent_and_has_failed_leaves_a_gap() -> None:
@@ -388,7 +392,7 @@ def test_what_was_sent_and_has_failed_leaves_a_gap() -> None:
     queue.on_refused(second, resend=True, counts=True)
     assert queue.recovered()
     assert take(queue) == [second]
-    assert carried(second) == Number(7, 0, 3), "the first one may be in the log or not"
+    assert carried(second) == Number(7, 0, 3), "the batch must keep its number, as the one before it may be in the log"
 
 
 def test_without_an_id_nothing_is_sent_and_with_it_everything_is_numbered() -> None:
@@ -406,7 +410,7 @@ def test_a_queue_without_numbers_has_none() -> None:
     accumulator, queue = Accumulator(CONFIG), PartitionQueue("t", 0)
     batches = [enqueue(accumulator, queue, 1) for _ in range(8)]
     assert not queue.lacks_id
-    assert take(queue) == batches, "as many as fit"
+    assert take(queue) == batches, "without a limit on batches as many as fit must be taken"
     assert {carried(batch) for batch in batches} == {NO_NUMBER}
 
 
@@ -414,7 +418,7 @@ def test_at_most_five_batches_are_in_flight() -> None:
     _, queue, batches = queue_with(*[1] * 8)
     assert take(queue) == batches[:BATCHES_REMEMBERED]
     assert take(queue) == []
-    assert queue.sendable, "once there is an answer"
+    assert queue.sendable, "the queue must count as sendable once an answer has come"
     queue.on_accepted(batches[0])
     queue.on_accepted(batches[1])
     assert take(queue) == batches[5:7]
@@ -434,7 +438,7 @@ def test_nothing_is_sent_that_would_make_the_broker_forget_what_is_not_answered(
     take(queue)
     for batch in batches[1:5]:
         queue.on_accepted(batch)
-    assert take(queue) == [], "the first one would not be recognised any more"
+    assert take(queue) == [], "nothing must be sent: a sixth batch would make brokers forget the first"
     queue.on_accepted(batches[0])
     assert take(queue) == batches[5:]
 
@@ -443,14 +447,14 @@ def test_numbers_begin_anew_when_the_first_batch_in_flight_is_denied() -> None:
     accumulator, queue, batches = queue_with(2, 3, 1)
     take(queue)
     queue.on_denied(batches[0])
-    assert not queue.recovered(), "the others owe their answers"
+    assert not queue.recovered(), "the queue must not recover while other batches have no answer"
     queue.on_refused(batches[1], resend=True, counts=False)
     queue.on_refused(batches[2], resend=True, counts=False)
     assert queue.recovered()
     batches.append(enqueue(accumulator, queue, 1))
     assert take(queue) == batches
     assert [carried(batch) for batch in batches] == [Number(7, 1, base) for base in (0, 2, 5, 6)]
-    assert queue.failures == 0, "the next try needs no pause"
+    assert queue.failures == 0, "after new numbers the next try must come without a pause"
 
 
 def test_denied_again_at_once_is_a_reason_to_wait() -> None:
@@ -479,7 +483,9 @@ def test_a_denial_behind_what_is_in_doubt_changes_no_number() -> None:
     _, queue, batches = queue_with(2, 3)
     take(queue)
     queue.on_refused(batches[0], resend=True, counts=True)
-    assert not queue.is_first_in_flight(batches[1]), "the one before waits to be sent again"
+    assert not queue.is_first_in_flight(batches[1]), (
+        "a batch behind one that waits to be sent again must not count as the first"
+    )
     queue.on_denied(batches[1])
     queue.recovered()
     take(queue)
@@ -555,4 +561,4 @@ def run(link: Link, steps: int = 250) -> Link:
 @pytest.mark.parametrize("first", range(0, 800, 100))
 def test_every_record_is_there_once_and_in_order(first: int) -> None:
     renumbered = sum(run(Link(random.Random(seed))).renumbered for seed in range(first, first + 100))
-    assert renumbered > 50, "numbers began anew, so that it matters when they may"
+    assert renumbered > 50, f"batches were numbered anew only {renumbered} times, so that the runs show little"

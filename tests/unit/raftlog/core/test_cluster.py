@@ -31,7 +31,9 @@ def test_an_older_leader_epoch_of_the_same_topic_is_ignored() -> None:
     leader = cache.leader("t", 0)
     assert leader is not None
     assert leader.broker_id == 2
-    assert cache.merge(answer(1, 0, b"b" * 16), all_topics=False), "another topic of that name starts over"
+    assert cache.merge(answer(1, 0, b"b" * 16), all_topics=False), (
+        "metadata of a topic with the same name and another id must count as a change"
+    )
     assert cache.topics["t"].partitions[0].leader == 1
 
 
@@ -69,7 +71,7 @@ def test_a_broker_that_knows_less_takes_nothing_back() -> None:
     behind.topics.add(name="other", topic_id=b"o" * 16).partitions.add(partition=0, leader=1)
     behind.topics.add(name="unheard").error.code = common_pb2.UNKNOWN_TOPIC_OR_PARTITION
     assert cache.is_older(behind)
-    assert cache.merge(behind, all_topics=True), "it knows of a topic that nobody has told of"
+    assert cache.merge(behind, all_topics=True), "the answer must be merged, as it has a topic that is not known yet"
     assert cache.topics["t"].topic_id == b"b" * 16
     assert cache.topics["t"].partitions[0].leader == 2
     assert sorted(cache.brokers) == [1, 2]
@@ -97,7 +99,7 @@ def test_what_is_missing_is_looked_for_less_often_the_longer_it_is() -> None:
     while missing_ms < 2000:
         missing_ms += pace.pause_ms(missing_ms)
         looks += 1
-    assert looks < 50, "who waits for a leader for two seconds is no burden to those who elect it"
+    assert looks < 50, f"in two seconds without a leader a client asks {looks} times, too often"
     assert Pace(lambda: 0.999).pause_ms(1200) < 81
 
 

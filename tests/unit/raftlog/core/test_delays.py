@@ -89,7 +89,7 @@ def test_a_queue_reads_levels_that_it_has_had_before() -> None:
     levels.found({"q.delay.1s", "q.delay.30s", "q", "q.delay.notes", "r.delay.5s"})
     assert levels.topics == ["q.delay.1s", "q.delay.1m", "q.delay.30s"]
     assert levels.of("q.delay.30s") == Level(30_000)
-    assert levels.for_rest(30_000) == Level(1000), "nothing is sent there any more"
+    assert levels.for_rest(30_000) == Level(1000), "no record must be sent to a level that is no longer configured"
 
 
 @pytest.mark.parametrize("delays", [[], [0], [1, 0.0]])
@@ -175,7 +175,7 @@ def test_what_is_ready_goes_on_to_its_target_or_to_a_worker() -> None:
         Outgoing("t", b"v", b"k", (), None),
     ]
     late = sort_out(levels, [rest], 1400, forwards=False)
-    assert late.given == [rest.record], "it became due before anybody looked"
+    assert late.given == [rest.record], "the record must be given, as it was due before it was looked at"
 
 
 def test_a_target_is_kept_from_level_to_level() -> None:
@@ -210,7 +210,7 @@ def test_what_is_due_is_taken_in_order_and_the_rest_is_kept() -> None:
     assert waits.next_at_ms() == 100
     assert offsets(waits.take(200, 10)) == [0, 1]
     assert waits.next_at_ms() == 300
-    assert waits.reading(200) == Reading([], []), "what comes next is fetched while it waits"
+    assert waits.reading(200) == Reading([], []), "the partition must be read on while its next record waits"
 
 
 def test_a_record_behind_a_later_one_waits_for_it() -> None:
@@ -225,7 +225,7 @@ def test_what_is_far_off_is_not_kept_but_fetched_again_in_time() -> None:
     far = HORIZON_MS + 500
     assert waits.offer(ZERO, [delayed_frame(7, 100), delayed_frame(8, far), delayed_frame(9, far)], 0) == 8
     assert waits.reading(0) == Reading([ZERO], [])
-    assert waits.reading(0) == Reading([], []), "it is paused already"
+    assert waits.reading(0) == Reading([], []), "the partition must be paused only once"
     assert offsets(waits.take(100, 10)) == [7]
     assert waits.next_at_ms() == far - LEAD_MS
     assert waits.reading(far - LEAD_MS - 1) == Reading([], [])

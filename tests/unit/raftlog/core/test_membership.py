@@ -82,7 +82,7 @@ def test_it_joins_with_what_it_wants() -> None:
     member = Membership(Identity("g", "m", "one", "client", "rack", 300_000, "range"))
     assert not member.wants_stream
     assert member.subscribe(["u", "t"], "")
-    assert not member.subscribe(["t", "u"], ""), "that is the same"
+    assert not member.subscribe(["t", "u"], ""), "the same topics in another order must not count as a change"
     member.join()
     join = member.opened(0.0).join
     assert (join.group_id, join.member_id, join.member_epoch, join.instance_id) == ("g", "m", 0, "one")
@@ -101,10 +101,10 @@ class TestLettingGo:
         member = reading(0, 1)
         member.on_assignment(assignment(0), 10.0)
         assert member.to_release() == [ONE]
-        assert answer(member, 10.0) is None, "it is read still"
+        assert answer(member, 10.0) is None, "the partition must not be released while it is read"
         member.released([ONE])
         assert answer(member, 20.0) == [0]
-        assert member.heartbeat(21.0) is None, "it is told once"
+        assert member.heartbeat(21.0) is None, "a release must be reported once"
 
     def test_a_topic_made_again_is_let_go_before_it_is_taken(self) -> None:
         member = reading(0)
@@ -120,7 +120,9 @@ class TestLettingGo:
         member.on_assignment(assignment(0, 1, 2), 10.0)
         assert answer(member, 10.0) == [0, 1, 2]
         member.on_assignment(assignment(0, 1), 11.0)
-        assert answer(member, 11.0) == [0, 1], "taken back before it was taken"
+        assert answer(member, 11.0) == [0, 1], (
+            "the member must not report a partition that was taken back before it took it"
+        )
         assert member.taken([ONE, TWO]).keys() == {ONE}
 
     def test_every_assignment_is_answered_but_one_heartbeat_at_most_is_under_way(self) -> None:
@@ -130,7 +132,7 @@ class TestLettingGo:
         member.on_assignment(assignment(0, 1), 3001.0)
         member.on_assignment(assignment(0), 3002.0)
         assert member.heartbeat(3003.0) is None
-        assert member.next_ms() == 6000.0, "when the coordinator is silent for too long"
+        assert member.next_ms() == 6000.0, "the next deadline must be that of a coordinator which is silent too long"
         member.on_heartbeat(group_pb2.HeartbeatAnswer(member_epoch=1))
         assert member.next_ms() == -math.inf
         assert answer(member, 3004.0) is None
@@ -207,7 +209,7 @@ class TestSession:
         again = member.opened(5000.0).join
         assert again.member_epoch == 1
         assert [list(each.partitions) for each in again.owned] == [[0, 1]]
-        assert member.session_deadline_ms == deadline_ms, "nobody has answered"
+        assert member.session_deadline_ms == deadline_ms, "the session must not be extended without an answer"
         member.on_assignment(assignment(0, 1), 5010.0)
         assert member.session_deadline_ms == 5000.0 + 0.98 * 15_000
         assert member.lost == set()
@@ -251,5 +253,5 @@ class TestSession:
         assert member.leave() is None
         member.on_assignment(assignment(1), 1.0)
         member.on_error(FencedMemberEpoch(""))
-        assert member.state is MemberState.OUT, "late words change nothing"
+        assert member.state is MemberState.OUT, "messages after the leave must change nothing"
         assert member.assigned == {}

@@ -22,7 +22,7 @@ def test_what_is_older_than_half_a_minute_counts_in_the_total_only() -> None:
     assert meter.largest(108.0) == 30
     meter.add(5, 125.0)
     assert meter.largest(129.0) == 30
-    assert meter.largest(130.0) == 5, "the stretch from 100 s on is over since 30 s"
+    assert meter.largest(130.0) == 5, "the largest value from 100 s on must be forgotten after 30 s"
     assert meter.rate(130.0) == 5 / 20
     assert meter.rate(200.0) == 0
     assert (meter.total, meter.count) == (45, 5)

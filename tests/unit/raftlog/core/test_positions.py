@@ -92,7 +92,7 @@ def test_every_record_from_the_position_on_once_and_in_order(
     assert [record.offset for record in records] == expected
     assert [record.value for record in records] == [b"%d" % offset for offset in expected]
     assert table(taken, ["t"])["offset"].to_pylist() == expected
-    assert state.position == end, "control batches and holes at the end are behind it too"
+    assert state.position == end, "the position must pass control batches and gaps at the end"
     assert len(state.frames) == 0
 
 
@@ -105,7 +105,7 @@ def test_frames_of_an_old_subscription_are_refused_and_dropped() -> None:
     positions.add(state)
     old = Fetched(4, batches[0], None)
     assert positions.receive(state, old)
-    assert state.place(2) == [old], "its credit goes back"
+    assert state.place(2) == [old], "the credit of the old frame must be given back"
     state.subscription_id = 5
     assert not positions.receive(state, old)
     assert positions.take(10, [], check_crcs=True) == []
@@ -209,9 +209,9 @@ def test_what_was_taken_and_handed_to_nobody_is_taken_back() -> None:
     assert positions.receive(state, Fetched(1, b"".join(batches), None))
     assert len(positions.take(4, [], check_crcs=True, marks=marks)) == 2
     assert (state.position, marks) == (4, {state: Mark(0, -1, b"i" * 16)})
-    assert len(positions.take_back(marks)) == 1, "the credit of the frame that is stale now"
+    assert len(positions.take_back(marks)) == 1, "the credit of the frame that is out of date must be given back"
     assert (state.position, state.last_epoch, marks) == (0, -1, {})
-    assert state.fetchable, "it is asked for again"
+    assert state.fetchable, "the partition must be fetched again"
 
 
 def test_an_interrupt_leaves_the_position_before_what_was_being_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,7 +230,7 @@ def test_an_interrupt_leaves_the_position_before_what_was_being_decoded(monkeypa
     with pytest.raises(KeyboardInterrupt):
         state.take(3, spent, check_crcs=True)
     assert (state.position, len(spent)) == (3, 1)
-    assert state.fetchable, "it is asked for again"
+    assert state.fetchable, "the partition must be fetched again"
 
 
 def placed(position: int) -> tuple[PartitionState, Positions]:
@@ -278,7 +278,7 @@ def test_records_of_committed_transactions_and_no_others(log: TransactionalLog, 
     position = data.draw(st.integers(0, end))
     found, reached = read(log, position, data, committed=True)
     assert found == [offset for offset in log.committed if position <= offset < end]
-    assert reached == max(end, position), "markers and what was aborted are behind it as well"
+    assert reached == max(end, position), "the position must pass markers and aborted records"
 
 
 @given(transactional_logs(), st.data())
@@ -301,7 +301,7 @@ def test_the_epoch_of_what_was_passed_over_is_remembered() -> None:
     spent: list[Fetched] = []
     assert positions.take(10, spent, check_crcs=True) == []
     assert (state.position, state.last_epoch) == (3, 3)
-    assert spent == [frame], "its credit goes back"
+    assert spent == [frame], "the credit of the frame must be given back"
 
 
 def test_the_next_transaction_of_the_producer_is_another_one() -> None:
@@ -395,11 +395,11 @@ def test_a_leader_from_before_what_was_read_is_none() -> None:
     assert read_source(reader, cluster(), 0.0) is None
     assert read_source(reader, cluster(leader=3, epoch=EPOCH + 1), 0.0) == ReadSource(3, EPOCH + 1, False)
     reader.place(0)
-    assert read_source(reader, cluster(), 200.0) == AT_LEADER, "after a seek nothing was read"
+    assert read_source(reader, cluster(), 200.0) == AT_LEADER, "after a seek the leader must be read"
 
 
 def test_who_is_subscribed_moves_with_the_leader() -> None:
-    assert not has_moved(state(), AT_LEADER), "it is not subscribed"
+    assert not has_moved(state(), AT_LEADER), "a partition without a subscription must not count as moved"
     assert not has_moved(state(at=1), AT_LEADER)
     assert has_moved(state(at=3, epoch=4), AT_LEADER)
 
@@ -418,7 +418,7 @@ def test_a_leader_that_was_not_asked_yet_is_asked_at_once() -> None:
     """KIP-951: refusals of the previous leader do not count for the next one."""
     assert leads_anew(state(at=3, epoch=4), AT_LEADER)
     assert not leads_anew(state(at=1), AT_LEADER)
-    assert not leads_anew(state(), AT_LEADER), "nobody was asked"
+    assert not leads_anew(state(), AT_LEADER), "a partition without a subscription must not count as led anew"
     assert not leads_anew(state(at=1), None)
     hinted = cluster()
     assert hinted.apply_hint("t", 0, common_pb2.LeaderHint(leader_id=3, leader_epoch=6))

@@ -117,7 +117,9 @@ def test_who_is_drained_gets_no_leadership() -> None:
     now = placement((1, 2), (1, 2), (1, 2), (1, 2))
     after = plan(now, [BrokerPlace(1), BrokerPlace(2, takes=False, leads=False)])
     assert after == now
-    assert led(plan(now, [BrokerPlace(1), BrokerPlace(2, takes=False)])) == {1: 2, 2: 2}, "a cordoned one may lead"
+    assert led(plan(now, [BrokerPlace(1), BrokerPlace(2, takes=False)])) == {1: 2, 2: 2}, (
+        "a cordoned broker must still lead"
+    )
 
 
 def test_racks_come_apart_before_loads_are_even() -> None:
@@ -125,7 +127,7 @@ def test_racks_come_apart_before_loads_are_even() -> None:
     now = placement(*[(1, 2)] * 4)
     after = plan(now, [BrokerPlace(each, rack) for each, rack in racks.items()])
     assert all(len({racks[each] for each in replicas}) == 2 for replicas in after.values())
-    assert held(after) == {1: 2, 2: 2, 3: 4}, "half of the racks, half of the replicas"
+    assert held(after) == {1: 2, 2: 2, 3: 4}, "the broker that is alone in its rack must get half of the replicas"
 
 
 def test_the_last_broker_of_a_rack_may_leave() -> None:
@@ -224,9 +226,11 @@ def test_no_plan_breaks_what_a_partition_is_promised(case: Case, by: Balance) ->
         before = case.placed[each]
         assert len(set(replicas)) == len(replicas) == len(before)
         assert not set(replicas) & case.leaving
-        assert set(replicas) - set(before) <= case.takers, "who is cordoned, drained or fenced gets nothing"
+        assert set(replicas) - set(before) <= case.takers, (
+            "a broker that is cordoned, drained or fenced must get no replicas"
+        )
         kept_away = set(before) - case.takers - case.leaving
-        assert kept_away <= set(replicas), "and keeps what it has"
+        assert kept_away <= set(replicas), "a broker that is cordoned or fenced must keep its replicas"
         racks_before = {case.rack_of[broker_id] for broker_id in before}
         possible = {case.rack_of[broker_id] for broker_id in case.takers | (set(before) - case.leaving)}
         racks_after = {case.rack_of[broker_id] for broker_id in replicas}
@@ -258,7 +262,9 @@ def test_replicas_and_leaders_are_within_one_unless_no_single_step_is_allowed(ca
                 if from_ in replicas and to not in replicas:
                     racks = {case.rack_of[each] for each in replicas}
                     others = {case.rack_of[each] for each in replicas if each != from_} | {case.rack_of[to]}
-                    assert len(others) < len(racks), "only racks keep loads apart"
+                    assert len(others) < len(racks), (
+                        "a replica could move and make the load more even, without fewer racks"
+                    )
     leading = led(after)
     may_lead = {each.broker_id for each in case.places if each.leads and not each.leaves}
     for from_, to in product(may_lead, repeat=2):
@@ -331,4 +337,4 @@ def test_bytes_end_closer_than_they_began(case: Case) -> None:
     assert squares(now) <= squares(before)
     slack = SLACK * sum(now.values()) / len(ids)
     if max(before.values()) - min(before.values()) <= slack:
-        assert copies(case.placed, after) == 0, "that is even enough"
+        assert copies(case.placed, after) == 0, "replicas were moved, though the load was even enough"

@@ -44,7 +44,7 @@ KEY = "-----BEGIN RSA PRIVATE KEY-----\nMIIEow\nabc=\n-----END RSA PRIVATE KEY--
 def test_these_are_never_shown(key: str) -> None:
     assert is_secret(key)
     assert shown(key, "s3cr3t") == HIDDEN
-    assert shown(key, "") == "", "that there is none is no secret"
+    assert shown(key, "") == "", "an empty value must be shown, as it is no secret"
 
 
 @pytest.mark.parametrize(
@@ -145,4 +145,6 @@ def test_what_was_hidden_stays_as_it_is(text: str) -> None:
 def test_a_long_line_takes_no_time(run: str) -> None:
     begun_s = time.process_time()
     without_secrets(run * (200_000 // len(run)))
-    assert time.process_time() - begun_s < 5, "with time for every pair of places in it, this would take minutes"
+    assert time.process_time() - begun_s < 5, (
+        "the line took more than 5 s: the time must not grow with the square of its length"
+    )

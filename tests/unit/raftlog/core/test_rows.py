@@ -78,7 +78,7 @@ def test_headers_as_map_or_list(headers: Any, skip: int) -> None:
     assert row_bytes(found).tolist() == [
         record_bytes(b"1", None, tuple(pairs or ())) - sum(3 * len(name) for name, _ in pairs or ())
         for pairs in expected
-    ], "names count as their bytes here, as four times their letters there"
+    ], "names of headers must count with their real size, not four bytes for each character"
 
 
 @pytest.mark.parametrize("entry", [{"key": None, "value": b"1"}, None])
@@ -157,7 +157,7 @@ def test_cuts_cover_all_rows_within_the_limit(sizes: list[int], limit: int) -> N
     for start, end in cuts:
         assert sum(sizes[start:end]) <= limit or end == start + 1
     for (start, end), (_, following) in pairwise(cuts):
-        assert sum(sizes[start:end]) + sizes[end] > limit, "no cut before it is needed"
+        assert sum(sizes[start:end]) + sizes[end] > limit, "a cut was made before the limit was reached"
         assert following > end
 
 

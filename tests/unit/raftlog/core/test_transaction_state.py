@@ -79,7 +79,7 @@ def test_every_call_is_allowed_in_these_states_only(call: str, phase: Transactio
         wanted = TransactionAbortable
     with pytest.raises(wanted):
         CALLS[call](state)
-    assert state.phase is phase, "a call that is refused changes nothing"
+    assert state.phase is phase, "a refused call must not change the phase"
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_after_the_last_epoch_another_producer_id_is_needed(phase: TransactionPh
     state = at(phase)
     state.ended(Numbers(7, LAST_EPOCH))
     assert state.phase is NEW
-    assert state.numbers == (7, LAST_EPOCH), "which prove that it is the same producer that asks"
+    assert state.numbers == (7, LAST_EPOCH), "the numbers must stay, as they prove that the same producer asks"
     state.initialized(Numbers(8, 0))
     assert state.begin() == (8, 0)
 
@@ -272,7 +272,7 @@ def test_a_commit_names_the_stages_that_hold_something() -> None:
 def test_one_stage_that_found_the_batch_committed_says_so_for_all() -> None:
     plan = plan_commit("s", 7, [token(5), token(NO_PRODUCER, already_committed=True)])
     assert plan.repeated
-    assert plan.producer_ids == [5], "to be dropped"
+    assert plan.producer_ids == [5], "the stage must be listed, so that it is dropped"
 
 
 @pytest.mark.parametrize(

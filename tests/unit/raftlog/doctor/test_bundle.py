@@ -130,7 +130,7 @@ def test_the_end_of_a_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert collect.last_lines(path, 3) == ["line 098", "line 099", "\\xff broken"]
     assert collect.last_lines(path, 500)[0] == "line 000"
     monkeypatch.setattr(collect, "LOG_BYTES", 40)
-    assert collect.last_lines(path, 500)[0] == "line 097", "not the rest of a line"
+    assert collect.last_lines(path, 500)[0] == "line 097", "the first line must be whole, not the end of one"
 
 
 def test_a_file_of_this_machine_is_read_only_when_the_process_logs_to_it(tmp_path: Path) -> None:

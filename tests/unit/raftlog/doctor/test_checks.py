@@ -502,9 +502,13 @@ def test_every_command_in_a_remedy_exists_with_its_options() -> None:
             for said in re.findall(r"raftlog ([^;:,()]+)", found.remedy):
                 words = said.split()
                 command = next((" ".join(words[:n]) for n in (3, 2, 1) if " ".join(words[:n]) in known), None)
-                assert command is not None, f"{check}: there is no raftlog {' '.join(words[:2])}"
+                assert command is not None, (
+                    f"{check} recommends raftlog {' '.join(words[:2])}, but there is no such command"
+                )
                 options = {word for word in words if word.startswith("--")}
-                assert options <= known[command], f"{check}: raftlog {command} has no {options - known[command]}"
+                assert options <= known[command], (
+                    f"{check} recommends options that raftlog {command} has not: {options - known[command]}"
+                )
                 named.add(command)
     assert {"partition elect", "topic alter", "txn abort-hanging", "group describe"} <= named
 
@@ -609,7 +613,7 @@ def test_what_looks_like_trouble_and_is_none(check: str, changes: Mapping[str, A
     picture = healthy(**changes)
     assert found_by(check, picture) == []
     [checked] = [each for each in examine(picture, CHECKS).checked if each.check == check]
-    assert checked.result == "ok", "it was looked at"
+    assert checked.result == "ok", "the check must be reported as done"
 
 
 @pytest.mark.parametrize(
@@ -622,11 +626,11 @@ def test_without_a_part_of_the_picture_checks_are_skipped_with_the_reason(part: 
     assert skipped == {check.id for check in CHECKS if part in check.needs} != set()
     assert {each.why for each in report.skipped()} == {"not known: timed out"}
     assert report.findings == ()
-    assert is_bad(report, FailOn.WARNING), "what nobody looked at is not fine"
+    assert is_bad(report, FailOn.WARNING), "a check that could not be made must count as a warning"
     assert not is_bad(report, FailOn.ERROR)
     assert "all fine" not in "\n".join(told(report, healthy(**changes), 120))
     left = examine(healthy(**changes), CHECKS, ignored=skipped)
-    assert not is_bad(left, FailOn.NOTE), "it was not asked for"
+    assert not is_bad(left, FailOn.NOTE), "a check that was ignored must not count"
 
 
 def test_one_look_only_leaves_out_what_takes_two() -> None:
@@ -634,7 +638,9 @@ def test_one_look_only_leaves_out_what_takes_two() -> None:
     assert [(each.check, each.why) for each in report.skipped()] == [
         ("group-lag", "it needs two readings, see --interval")
     ]
-    assert not is_bad(report, FailOn.NOTE), "that is what was asked for"
+    assert not is_bad(report, FailOn.NOTE), (
+        "a check that needs a second reading must not count if only one was asked for"
+    )
 
 
 def test_findings_are_told_the_worst_first_and_ignored_ones_not() -> None:

@@ -84,10 +84,10 @@ class SeesTheClusterOnly:
     list_transactions = find_hanging_transactions = list_groups
 
     def group_lags(self, group_ids: list[str], **_: Any) -> Any:
-        raise AssertionError("there is no group to ask for")
+        raise AssertionError("the lag of groups was asked for, but there are no groups")
 
     def describe_topic_configs(self, topics: list[str], **_: Any) -> Any:
-        raise AssertionError("there is no topic to ask for")
+        raise AssertionError("the configs of topics were asked for, but there are no topics")
 
 
 def test_topics_that_may_not_be_described_are_no_all_clear() -> None:
@@ -149,7 +149,9 @@ def test_a_refusal_is_no_outage() -> None:
     assert set(found.where) == wanted | {"topics, groups and transactions that lists may leave out"}
     lines = list(told(report, collect(cast(raftlog.Admin, MayNothing()), interval_s=0), 10_000))
     (skipped,) = [line for line in lines if line.startswith("skipped") and "DESCRIBE the cluster" in line]
-    assert "quorum-no-leader, quorum-no-slack, " in skipped, "one reason is told once"
+    assert "quorum-no-leader, quorum-no-slack, " in skipped, (
+        "checks that were skipped for the same reason must share one line"
+    )
     for option in ("--cluster", "--topic '*'", "--group '*'", "--transactional-id '*'"):
         assert option in found.remedy
     assert "raftlog acl add --allow-principal User:ops --operation Describe" in found.remedy

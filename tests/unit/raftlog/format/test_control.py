@@ -29,7 +29,7 @@ def test_markers_come_out_as_they_went_in(given_markers: list[Marker], base_offs
     assert (header.is_control, header.is_transactional) == (True, True)
     assert (header.producer_id, header.producer_epoch, header.base_sequence) == (-1, -1, -1)
     assert header.max_timestamp_ms == 1_000
-    assert header.next_offset == base_offset + len(given_markers), "each marker has an offset of its own"
+    assert header.next_offset == base_offset + len(given_markers), "each marker must have an offset of its own"
     assert decode_control(batch) == given_markers
     assert placed_markers(b"front" + batch, 5, check_checksum=False) == [
         PlacedMarker(*place) for place in enumerate(given_markers, base_offset)

@@ -271,7 +271,7 @@ def test_the_controller_in_this_process_is_asked_directly_and_others_when_it_is_
             await channel.propose(register_command())
             assert local.asked == [(0, 0), (1, 1)]
             assert [command.sequence for command in fakes.controllers[1].asked] == [1]
-            assert fakes.controllers[2].asked == [], "itself is not asked over the network"
+            assert fakes.controllers[2].asked == [], "the channel must not ask its own controller over the network"
             await channel.close()
 
     run(scenario)
@@ -305,7 +305,7 @@ def test_commands_of_one_node_take_their_turns_in_order(monkeypatch: pytest.Monk
         assert local.brokers == [0, 1, 2]
         local.answers[0].set_result(CommandResult(1))
         await settle()
-        assert local.brokers == [0, 1, 2, 4], "one that was given up has no turn"
+        assert local.brokers == [0, 1, 2, 4], "a command that was given up must not be sent"
         for broker_id in (2, 4):
             local.answers[broker_id].set_result(CommandResult(1))
         done = await asyncio.gather(*asked, return_exceptions=True)
@@ -329,7 +329,7 @@ def test_a_command_that_waits_long_never_falls_behind_what_is_kept_of_its_client
         for _ in range(40):
             await asyncio.sleep(0)
             local.answer_all_but(0)
-        assert max(local.sequences) == 9, "sequence 0 is still among the last ten"
+        assert max(local.sequences) == 9, "no further command may be sent while sequence 0 is among the last ten"
         local.answers[0].set_result(CommandResult(1))
         await oldest
         while not all(task.done() for task in later):

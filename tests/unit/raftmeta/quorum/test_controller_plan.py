@@ -53,7 +53,9 @@ def test_a_live_leader_has_let_go_once_it_applied_the_revocation() -> None:
     assert plan.let_go(present, revoked, {1: report(applied=39)}) == []
     assert plan.let_go(present, revoked, {1: report(applied=40)}) == [(TOPIC, 0)]
     assert plan.let_go(present, revoked, {}) == []
-    assert plan.let_go(present, revoked, {1: report(epoch=4, applied=99)}) == [], "another process said that"
+    assert plan.let_go(present, revoked, {1: report(epoch=4, applied=99)}) == [], (
+        "a report of another process of the broker must not count"
+    )
 
 
 @pytest.mark.parametrize("former", [broker(1, fenced=True), broker(1, epoch=41)])
@@ -142,7 +144,9 @@ def test_a_broker_may_shut_down_when_nothing_of_it_waits() -> None:
     assert not plan.may_shut_down(leaving, 1, {}, settled=False)
     assert not plan.may_shut_down(leaving, 1, {(TOPIC, 0): Revoked(1, 40)}, settled=True)
     assert plan.may_shut_down(leaving, 1, {(TOPIC, 0): Revoked(2, 40)}, settled=True)
-    assert not plan.may_shut_down(image(broker(1)), 1, {}, settled=True), "the shutdown has not begun"
+    assert not plan.may_shut_down(image(broker(1)), 1, {}, settled=True), (
+        "the broker must not shut down before it has begun to"
+    )
     assert plan.may_shut_down(image(broker(1, fenced=True)), 1, {}, settled=False)
 
 
@@ -154,7 +158,7 @@ def test_brokers_and_configs_ask_to_look_at_everything_and_partitions_at_their_t
     up, one_fenced = image(broker(1), broker(2)), image(broker(1), broker(2, fenced=True))
     record = partition_record(TOPIC, partition())
     unsettled.note(up, [record])
-    assert not unsettled, "with all brokers up a partition's own change leaves it settled"
+    assert not unsettled, "a change must leave nothing to settle while all brokers are up"
     unsettled.note(one_fenced, [record])
     assert unsettled.topic_ids == {TOPIC}
     assert not unsettled.everything
@@ -246,7 +250,9 @@ def test_heavy_commands_are_committed_one_at_a_time_and_nothing_else_waits_for_t
             driver.answer()
             await asyncio.sleep(0.01)
             assert sum(not task.done() for task in tasks) == left - 1
-        assert driver.proposed[-1].create_topic.name == "b", "the one in between was given up before its turn"
+        assert driver.proposed[-1].create_topic.name == "b", (
+            "a command that was given up before its turn must not be proposed"
+        )
 
     virtual_time.run(scenario())
 

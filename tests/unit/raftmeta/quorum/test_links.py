@@ -163,7 +163,9 @@ def test_a_link_comes_back_by_itself_soon_after_the_peer_does(monkeypatch: pytes
             before = len(core.events)
             dials_before = dials
             await eventually(lambda before=before: "up 2" in core.events[before:], "a link")  # type: ignore[misc]
-            assert dials <= dials_before + 1, "the first call that finds the peer there succeeds"
+            assert dials <= dials_before + 1, (
+                f"the first call after the peer came back must succeed, but {dials - dials_before} were needed"
+            )
             await server.stop(None)
             await eventually(lambda: core.events[-1] == "down 2", "the end of the link")
         await links.close()
@@ -237,7 +239,7 @@ def test_a_newer_stream_of_the_same_process_takes_over_without_a_loss() -> None:
         await new.write(RaftFrame(messages=[probe(3)]))
         await eventually(lambda: 3 in there.received, "a message of the newer stream")
         await asyncio.sleep(0.05)
-        assert there.received == [1, 3], "late messages of the older stream are dropped"
+        assert there.received == [1, 3], "late messages of the older stream must be dropped"
         assert there.events == []
         await new_channel.close()
         await eventually(lambda: there.events == ["lost 1"], "the end of the newest stream")

@@ -202,7 +202,9 @@ def view(answered_by: int, leader_id: int = -1, end: int = 0, epoch: int = 0) ->
 
 def test_the_leader_is_believed_and_without_one_who_has_the_longest_log() -> None:
     assert better([view(1, 2, 900), view(2, 2, 800)]).answered_by == 2
-    assert better([view(1, 1, 900, epoch=3), view(2, 2, 800, epoch=4)]).answered_by == 2, "1 was deposed"
+    assert better([view(1, 1, 900, epoch=3), view(2, 2, 800, epoch=4)]).answered_by == 2, (
+        "the leader of the later epoch must be believed, as the other was deposed"
+    )
     assert better([view(1, -1, 1), view(2, -1, 800), view(3, 2, 700)]).answered_by == 2
 
 

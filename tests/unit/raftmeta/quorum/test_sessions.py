@@ -70,7 +70,9 @@ def test_a_broker_that_is_being_fenced_gets_no_lease_even_if_it_speaks_again() -
     assert sessions.expired(SESSION_MS, now) == [(1, 10)]
     assert not sessions.heartbeat(1, 10, SESSION_MS + 1)
     assert not sessions.may_lease(1, 10, applied_offset=1_000)
-    assert sessions.expired(SESSION_MS + 2, now) == [(1, 10)], "until the image shows it fenced"
+    assert sessions.expired(SESSION_MS + 2, now) == [(1, 10)], (
+        "the session must be reported as expired until the metadata shows the broker as fenced"
+    )
     assert sessions.next_deadline_ms() is None
     fenced = image(broker(1, fenced=True), offset=101)
     assert sessions.expired(SESSION_MS + 3, fenced) == []
@@ -127,7 +129,9 @@ def test_a_broken_stream_shortens_the_wait_to_what_a_lease_may_last() -> None:
 
 def test_a_broker_is_silent_until_it_is_heard_and_when_it_is_heard_no_more() -> None:
     sessions = active(broker(1), broker(2), broker(3, fenced=True))
-    assert sessions.silent(0) == {1, 2}, "nothing came since the election; a fenced one is not waited for"
+    assert sessions.silent(0) == {1, 2}, (
+        "brokers without a heartbeat since the election must count as silent, but not a fenced one"
+    )
     sessions.heartbeat(1, 10, 100)
     sessions.heartbeat(2, 10, 100)
     assert sessions.silent(100 + LEASE_MS / 2) == frozenset()
@@ -182,7 +186,9 @@ def test_who_was_fenced_after_its_stream_broke_is_not_unfenced_for_the_rest_of_a
     assert deadline_ms < 1_000 + SESSION_MS
     assert not sessions.is_live(1, 10, deadline_ms)
     sessions.heartbeat(1, 10, deadline_ms)
-    assert sessions.is_live(1, 10, deadline_ms), "it is back, on another stream"
+    assert sessions.is_live(1, 10, deadline_ms), (
+        "the broker must count as live again after a heartbeat over a new stream"
+    )
 
 
 def test_a_controller_that_stood_still_reads_what_waits_before_it_fences_anyone() -> None:
@@ -190,7 +196,9 @@ def test_a_controller_that_stood_still_reads_what_waits_before_it_fences_anyone(
     both = image(broker(1), broker(2))
     assert sessions.expired(60_000, both) == []
     sessions.heartbeat(1, 10, 60_001)
-    assert sessions.expired(60_000 + SESSION_MS, both) == [(2, 10)], "the grace is given once"
+    assert sessions.expired(60_000 + SESSION_MS, both) == [(2, 10)], (
+        "the grace after an election must be given only once"
+    )
 
 
 def test_a_broker_that_is_gone_is_forgotten() -> None:
@@ -418,7 +426,7 @@ async def test_a_heartbeat_waits_for_a_round_that_begins_after_it() -> None:
     first = rig.beat(1)
     await turn()
     second, third = rig.beat(2), rig.beat(3)
-    assert len(rig.reads.rounds) == 1, "the second one shares the next round, not the one under way"
+    assert len(rig.reads.rounds) == 1, "the second heartbeat must share the next round, not the one in progress"
     rig.reads.rounds[0].set_result(50)
     await turn()
     assert first.result().lease_ms == LEASE_MS

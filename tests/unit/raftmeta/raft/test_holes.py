@@ -50,7 +50,7 @@ def test_h1_an_acknowledgement_of_an_older_term_counts_for_nothing() -> None:
             cluster[1].receive(5, message)
         cluster.hosts[1].step()
         cluster.settle()
-        assert new == [], "1 and 4 of five hold them"
+        assert new == [], "entries were committed that only 1 and 4 of five nodes have"
         assert cluster[1].peers()[5].match_index < cluster[1].last_index
 
 

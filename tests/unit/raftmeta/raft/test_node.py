@@ -40,7 +40,7 @@ def test_one_voter_elects_itself_and_commits_after_its_own_sync() -> None:
         for _ in range(3):
             host.step()
         assert host.node.role == "leader"
-        assert cluster.leader() is None, "nothing may be committed before the own disk has it"
+        assert cluster.leader() is None, "an only voter must not lead before its own disk has the entry"
         host.wal.sync()
         assert host.node.wants_cycle
         host.step()
@@ -74,7 +74,7 @@ def test_a_killed_leader_is_replaced_and_nothing_is_lost() -> None:
         cluster.kill(1)
         began = cluster.now
         assert cluster.run(5, lambda: cluster.leader(2, 3) is not None)
-        assert cluster.now - began < 0.3, "a broken stream starts the election at once"
+        assert cluster.now - began < 0.3, "a broken stream must start the election at once"
         leader = cluster.leader(2, 3)
         assert leader is not None
         assert cluster.hosts[leader].state.commands == [b"kept"]
@@ -184,7 +184,7 @@ def test_a_node_that_was_cut_off_deposes_nobody_when_it_comes_back() -> None:
         term = cluster[1].term
         cluster.isolate(3)
         cluster.run(10)
-        assert cluster[3].term == term, "nobody answered its pre-votes"
+        assert cluster[3].term == term, "the term must not rise, as the isolated node gets no answers to its pre-votes"
         cluster.heal()
         cluster.run(2)
         assert (cluster.leader(), cluster[1].term) == (1, term)
@@ -232,7 +232,7 @@ def test_votes_and_acknowledgements_wait_for_the_sync() -> None:
         assert cluster[2].take_immediate() == []
         cluster[2].receive(3, messages.read_probe(term + 1, 1))
         cluster[2].cycle()
-        assert cluster[2].take_immediate() == [], "nothing shows a term that is not durable"
+        assert cluster[2].take_immediate() == [], "no message may show a term that is not durable"
         kinds = [message.WhichOneof("body") for _, message in cluster[2].take_durable()]
         assert kinds == ["vote_granted", "read_answer"]
 
@@ -442,7 +442,9 @@ def test_a_leader_that_is_not_heard_any_more_is_not_named() -> None:
         cluster.kill(other)
         cluster.run(2.0)
         assert cluster[alone].role != "leader"
-        assert cluster[alone].leader_id == -1, "no majority elects another one, and this one is gone"
+        assert cluster[alone].leader_id == -1, (
+            "the node must know no leader, as the last one is gone and no majority can elect another"
+        )
 
 
 TOO_HIGH = MAX_TERM + 1
@@ -488,7 +490,9 @@ def test_nobody_campaigns_beyond_the_last_term(caplog: pytest.LogCaptureFixture)
             cluster[node_id]._consensus.adopt_term(MAX_TERM, ABSTAINED)
         cluster.run(5)
         assert {cluster[node_id].term for node_id in cluster.ids} == {MAX_TERM}
-        assert caplog.text.count("the last one there is") == 3, "said once by each"
+        assert caplog.text.count("the last one there is") == 3, (
+            "each of three nodes must log once that the terms are used up"
+        )
 
 
 def test_a_node_that_is_asked_to_campaign_and_reaches_nobody_does_not_spin() -> None:

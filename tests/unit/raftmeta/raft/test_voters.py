@@ -310,7 +310,9 @@ def test_a_wiped_voter_never_helps_to_elect_a_leader_without_the_data() -> None:
         assert [cluster.hosts[i].state.commands for i in cluster.ids] == [[b"precious"]] * 3
         assert cluster[3].voter_state == VOTER
         assert cluster.hosts[3].directory.state == VOTER
-        assert [cluster[i].peers()[3].state for i in (1, 2)] == [VOTER, VOTER], "nobody shows it as joining any more"
+        assert [cluster[i].peers()[3].state for i in (1, 2)] == [VOTER, VOTER], (
+            "the voters must show node 3 as a voter, no longer as joining"
+        )
 
 
 def test_a_joining_voter_abstains_in_the_highest_term() -> None:

@@ -97,7 +97,7 @@ def test_an_index_counts_as_synced_only_when_it_is() -> None:
     assert wal.synced_index == 4
     wal.write(pending)
     wal.done(pending)
-    assert wal.synced_index == 4, "not what was under way"
+    assert wal.synced_index == 4, "a write that was in progress must not count as synced"
     wal.sync()
     assert wal.synced_index == wal.last_index == 4
 
@@ -135,7 +135,9 @@ def test_what_a_crash_tore_is_told_with_its_size(caplog: pytest.LogCaptureFixtur
     assert f"at byte {end}, with 2 entries" in caplog.text
     caplog.clear()
     opened(disk)
-    assert [record for record in caplog.records if record.name.startswith("raftmeta.")] == [], "it is gone"
+    assert [record for record in caplog.records if record.name.startswith("raftmeta.")] == [], (
+        "the torn tail must be gone after the first start"
+    )
 
 
 @pytest.mark.parametrize("size", [0, HEADER_BYTES + 60, ALLOCATION_BYTES - 1])
@@ -191,7 +193,7 @@ def test_every_bit_flip_before_the_last_frame_is_refused(monkeypatch: pytest.Mon
         damaged.put(FILE, bytes(data))
         with pytest.raises((CorruptRecordError, UnsupportedVersion)):
             opened(damaged)
-        assert damaged.read(FILE) == bytes(data), "nothing may be changed"
+        assert damaged.read(FILE) == bytes(data), "a damaged log must not be changed"
 
 
 def test_the_error_names_file_and_position() -> None:
@@ -328,7 +330,7 @@ def test_random_histories_with_crashes(data: st.DataObject) -> None:
             wal = opened(disk, segment_bytes)
             found = content(wal)
             newest = [kept for kept in (synced, wanted) if (kept[0][-1], *kept[1:]) == (found[0][-1], *found[1:])]
-            assert newest, "neither what was synced nor what was being written"
+            assert newest, "the log has neither the last synced state nor the one that was being written"
             oldest = max(wal.first_index, newest[0][0][0][1])
             assert wal.entries(oldest, wal.last_index + 1) == [e for e in newest[0][0] if e[1] >= oldest]
             synced = found
@@ -457,7 +459,7 @@ def test_what_was_committed_is_written_along_and_read_back() -> None:
     disk = MemoryDisk()
     wal = filled(disk, 10, segment_bytes=400)
     wal.note_committed(8)
-    assert not wal.dirty, "it is worth no write of its own"
+    assert not wal.dirty, "the commit index must not cause a write of its own"
     wal.note_committed(5)
     wal.setCurrentTerm(8, 1)
     wal.sync()

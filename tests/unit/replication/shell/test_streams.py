@@ -180,7 +180,9 @@ def test_a_leader_that_comes_back_is_found_again_at_once(monkeypatch: pytest.Mon
             await leader.start()
             before = dials
             await until(lambda: led.high_watermark == 2)
-            assert dials <= before + 1, "the first call that finds it there succeeds"
+            assert dials <= before + 1, (
+                f"the first call after the leader came back must succeed, but {dials - before} were needed"
+            )
             assert fetchers.troubles() == {}
         await leader.stop()
 
@@ -411,8 +413,10 @@ def test_a_leader_that_welcomes_and_breaks_every_stream_is_dialled_with_growing_
             await until(lambda: len(leader.dials) >= 9)
             await fetchers.close()
             pauses = [after - before for before, after in pairwise(leader.dials)]
-            assert max(pauses[4:]) >= 0.14, "half of what it has grown to"
-            assert leader.dials[8] - leader.dials[0] >= 0.45, "half of all pauses"
+            assert max(pauses[4:]) >= 0.14, "the longest pause must be at least half of what it has grown to"
+            assert leader.dials[8] - leader.dials[0] >= 0.45, (
+                "the pauses together must be at least half of what they may be"
+            )
 
     run(scenario)
 

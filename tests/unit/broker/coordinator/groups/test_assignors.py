@@ -135,7 +135,9 @@ def test_sticky_is_balanced_and_moves_nothing_without_a_reason(
             movable = [topic_id for topic_id, _ in after[giver] if topic_id.decode() in subscriptions[taker]]
             assert not movable or len(after[giver]) - len(after[taker]) <= 1
         targets = after
-        assert assigned(StickyAssignor(), spec(subscriptions, counts, targets)) == targets, "a balanced one stays"
+        assert assigned(StickyAssignor(), spec(subscriptions, counts, targets)) == targets, (
+            "an assignment that is balanced already must not change"
+        )
 
 
 def moves(before: Target, after: Target) -> int:

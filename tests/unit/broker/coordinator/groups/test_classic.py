@@ -687,7 +687,9 @@ class Schedule(RuleBasedStateMachine):
             answer = client.answer()
             if isinstance(answer, Joined) and answer.members and not answer.skip_assignment:
                 leader = self.leaders.setdefault(answer.generation, answer.member_id)
-                assert leader == answer.member_id, "a generation has one leader"
+                assert leader == answer.member_id, (
+                    f"generation {answer.generation} has two leaders, {leader} and {answer.member_id}"
+                )
 
     @rule(number=st.integers(0, 5), requires_id=st.booleans())
     def join(self, number: int, requires_id: bool) -> None:
@@ -718,9 +720,11 @@ class Schedule(RuleBasedStateMachine):
         generation = client.generation - late
         answer = client.sync(assignments, generation=generation)
         if late and before != group_pb2.DEAD:
-            assert isinstance(answer, IllegalGeneration | UnknownMemberId | FencedInstanceId), "an older generation"
+            assert isinstance(answer, IllegalGeneration | UnknownMemberId | FencedInstanceId), (
+                f"a SyncGroup of an older generation must be refused, but was answered with {answer}"
+            )
         elif is_leader and before == group_pb2.COMPLETING_REBALANCE and isinstance(answer, Synced):
-            assert client.generation not in self.given, "a generation is assigned once"
+            assert client.generation not in self.given, f"generation {client.generation} was assigned twice"
             self.given[client.generation] = assignments
         self.note()
 

@@ -153,7 +153,9 @@ def test_who_does_not_let_go_is_expelled_and_given_up_with_its_session() -> None
     driver.heartbeat(second, 2)
     driver.wait(1500)
     assert isinstance(first.error, FencedMemberEpoch)
-    assert partitions_of(second.assignment) == set(), "the first may not have heard of it"
+    assert partitions_of(second.assignment) == set(), (
+        "the second member must get nothing yet, as the first may not have heard that it is fenced"
+    )
     driver.heartbeat(first, 1, owned)
     assert isinstance(first.error, FencedMemberEpoch)
     assert isinstance(driver.join("a", "t", epoch=1, owned=owned).error, FencedMemberEpoch)
@@ -197,8 +199,12 @@ def test_what_was_never_taken_is_let_go_by_a_heartbeat_that_follows_the_assignme
     second = driver.join("b", "t")
     assert len(first.assignments) == 2
     driver.heartbeat(first, 1)
-    assert partitions_of(second.assignment) == set(), "sent before the member may have had the second assignment"
-    assert first.assignments[1] == first.assignments[2], "so that it says so at once"
+    assert partitions_of(second.assignment) == set(), (
+        "the heartbeat was sent before the member may have had the second assignment, so it frees no partition"
+    )
+    assert first.assignments[1] == first.assignments[2], (
+        "the coordinator must send the same assignment again, so that the member reports at once"
+    )
     driver.heartbeat(first, 1)
     assert len(partitions_of(second.assignment)) == 2
 
@@ -427,9 +433,11 @@ def test_the_wish_of_most_members_counts() -> None:
     driver.join("a", "t")
     assert driver.described().assignor == "sticky"
     driver.join("b", "t", assignor="range")
-    assert driver.described().assignor == "range", "who wishes for nothing does not count"
+    assert driver.described().assignor == "range", "a member that names no assignor must not count"
     driver.join("c", "t", assignor="roundrobin")
-    assert driver.described().assignor == "range", "as the server orders them"
+    assert driver.described().assignor == "range", (
+        "of assignors with as many members, the first in the server's order must be chosen"
+    )
     driver.join("d", "t", assignor="roundrobin")
     assert driver.described().assignor == "roundrobin"
 
@@ -464,13 +472,17 @@ def test_a_member_commits_what_it_has_since_it_has_it() -> None:
     driver.follow(first)
     assert errors(driver.commit({(T, 0): 5, (T, 1): 6}, "a", 1).results) == [0, 0]
     second = driver.join("b", "t")
-    assert errors(driver.commit({(T, 0): 6, (T, 1): 7}, "a", 1).results) == [0, 0], "before it has let go"
+    assert errors(driver.commit({(T, 0): 6, (T, 1): 7}, "a", 1).results) == [0, 0], (
+        "the member must be able to commit until it has released its partitions"
+    )
     driver.follow(first)
     driver.follow(second)
     (mine,) = first.assignment.topics[0].partitions
     (theirs,) = second.assignment.topics[0].partitions
     assert errors(driver.commit({(T, mine): 8, (T, theirs): 8}, "a", 2).results) == [0, common_pb2.PARTITION_NOT_OWNED]
-    assert errors(driver.commit({(T, mine): 7}, "a", 1).results) == [0], "its own since epoch 1; back is legal"
+    assert errors(driver.commit({(T, mine): 7}, "a", 1).results) == [0], (
+        "a member that has kept its partition since epoch 1 may commit with that epoch, and also go back"
+    )
     assert errors(driver.commit({(T, theirs): 9}, "b", 1).results) == [common_pb2.STALE_MEMBER_EPOCH]
     assert errors(driver.commit({(T, theirs): 9}, "b", 2).results) == [0]
     with pytest.raises(FencedMemberEpoch):
@@ -562,7 +574,7 @@ def test_offsets_of_an_empty_group_expire_and_then_the_group() -> None:
     driver.leave(stream)
     driver.wait(6 * DAY_MS)
     driver.restart()
-    assert driver.committed().offsets, "six days, and a coordinator that has just begun"
+    assert driver.committed().offsets, "offsets must be kept for seven days, also by a coordinator that has just begun"
     driver.wait(1.1 * DAY_MS)
     assert not driver.committed().offsets
     assert driver.described().state == group_pb2.DEAD
@@ -806,7 +818,7 @@ def test_groups_with_members_begin_in_slices_and_who_is_back_before_has_its_sess
     back = before.join("m", "t", group_id="g199", epoch=1, owned={(T, n) for n in range(4)})
     assert len(partitions_of(back.assignment)) == 4
     begun = [group_id for group_id in core.groups if group_id in core._soft]
-    assert len(begun) == 200, "`join` settles"
+    assert len(begun) == 200, "a join must finish what the load has left for later, for all 200 groups"
     before.wait(14_000)
     before.heartbeat(back, 1, group_id="g199")
     before.wait(2_000)
@@ -891,14 +903,22 @@ def test_what_says_or_reveals_more_is_decided_in_its_turn() -> None:
     driver = GroupDriver({"t": 4})
     member = driver.join("a", "t")
     driver.follow(member)
-    assert echoed(driver, member, member_epoch=2) is None, "it is fenced"
-    assert echoed(driver, Stream("a"), member_epoch=1) is None, "another stream's"
+    assert echoed(driver, member, member_epoch=2) is None, (
+        "the member must get no immediate answer, as its epoch is wrong"
+    )
+    assert echoed(driver, Stream("a"), member_epoch=1) is None, (
+        "the member must get no immediate answer over another stream"
+    )
     assert echoed(driver, member, member_epoch=1, owned=group_pb2.Owned()) is None
     assert echoed(driver, member, member_epoch=1, subscription=group_pb2.Subscription(topics=["t"])) is None
     driver.join("b", "t")
-    assert echoed(driver, member, member_epoch=1) is None, "it has to let something go"
+    assert echoed(driver, member, member_epoch=1) is None, (
+        "the member must get no immediate answer, as it has a partition to release"
+    )
     driver.restart()
-    assert echoed(driver, member, member_epoch=1) is None, "it is not back yet"
+    assert echoed(driver, member, member_epoch=1) is None, (
+        "the member must get no immediate answer before it has come back to the new coordinator"
+    )
 
 
 # Time to let go

@@ -69,8 +69,10 @@ def test_the_first_member_that_lets_the_coordinator_assign_moves_a_live_group() 
     first, second = stable(driver, "", "")
     new = driver.join("n", "t")
     assert kind(driver) == "consumer"
-    assert given(new) <= {2, 3}, "the others read 0 and 1 until they have joined again"
-    assert first.commit(1) == 0, "in the generation that they have"
+    assert given(new) <= {2, 3}, (
+        "the new member must not get partitions 0 and 1 before the others, which read them, have joined again"
+    )
+    assert first.commit(1) == 0, "the classic member must be able to commit in its generation"
     joins_again(first)
     joins_again(second)
     driver.follow(new)
@@ -97,7 +99,7 @@ def test_the_group_goes_back_when_the_last_such_member_has_left() -> None:
     driver.leave(new)
     assert kind(driver) == "classic"
     assert isinstance(first.heartbeat(), RebalanceInProgress)
-    assert first.commit(5) == 0, "it may commit before it joins again"
+    assert first.commit(5) == 0, "the classic member must be able to commit before it joins again"
     joined = first.join()
     assert joined.leader == first.member_id
     assert joined.protocol == "range"
@@ -132,10 +134,10 @@ def test_a_cooperative_member_reads_on_and_releases_what_others_get() -> None:
     assert isinstance(client.heartbeat(), RebalanceInProgress)
     generation = client.generation
     client.protocols = (("cooperative-sticky", said("t", owned=(0, 1, 2, 3))),)
-    assert client.join().generation == generation, "it stays in its epoch until it has released some"
+    assert client.join().generation == generation, "the generation must stay until the member has released partitions"
     kept = has(client)
     assert len(kept) == 2
-    assert given(new) == set(), "the member may still read the others"
+    assert given(new) == set(), "the new member must get nothing that the classic member may still read"
     assert isinstance(client.heartbeat(), RebalanceInProgress)
     client.protocols = (("cooperative-sticky", said("t", owned=tuple(sorted(kept)))),)
     assert client.join().generation > generation
@@ -155,7 +157,9 @@ def test_a_classic_member_joins_a_group_in_which_the_coordinator_assigns() -> No
     assert (joined.leader, joined.protocol, joined.members) == ("", "range", ())
     assert has(client) == set()
     driver.follow(new)
-    assert isinstance(client.heartbeat(), RebalanceInProgress), "what it waited for is free"
+    assert isinstance(client.heartbeat(), RebalanceInProgress), (
+        "the classic member must be told to rebalance, as the partition that it waited for is free"
+    )
     client.join()
     assert has(client) == {0, 1, 2, 3} - given(new)
     assert isinstance(client.leave(), Left)
@@ -247,7 +251,7 @@ def test_no_classic_member_joins_where_the_coordinator_assigns_while_a_broker_ma
     known = False
     driver.follow(new)
     assert isinstance(client.answer(), Joined)
-    assert isinstance(client.join(), Joined), "a member stays one"
+    assert isinstance(client.join(), Joined), "a member of the group must stay one when it joins again"
 
 
 def test_a_policy_may_keep_a_group_in_which_the_coordinator_assigns() -> None:
@@ -303,7 +307,7 @@ def test_a_static_member_that_changes_its_protocol_keeps_its_partitions() -> Non
     driver = driver_of()
     first, second = stable(driver, "a", "b")
     new = driver.join("n", "t", instance="a")
-    assert given(new) - {2, 3} == {0}, "the partition of its former process, at once"
+    assert given(new) - {2, 3} == {0}, "the static member must get the partition of its former process at once"
     assert isinstance(first.heartbeat(), FencedInstanceId)
     joins_again(second)
     driver.follow(new)
@@ -311,7 +315,9 @@ def test_a_static_member_that_changes_its_protocol_keeps_its_partitions() -> Non
     driver.leave(new, keep=True)
     again = Client(driver, "a")
     again.join()
-    assert kind(driver) == "classic", "the last one has come back as a classic member"
+    assert kind(driver) == "classic", (
+        "the group must be classic again, as its last member of the other protocol has come back as a classic one"
+    )
     assert isinstance(second.heartbeat(), RebalanceInProgress)
 
 
@@ -324,7 +330,9 @@ def test_a_static_member_that_changes_its_protocol_fences_its_former_process_as_
     assert kind(driver) == "classic"
     assert isinstance(new.error, FencedInstanceId)
     back = driver.join("n", "t", epoch=new.assignment.member_epoch, instance="a")
-    assert isinstance(back.error, FencedInstanceId), "also where the stream had ended before"
+    assert isinstance(back.error, FencedInstanceId), (
+        "a static member that was replaced must be fenced even if its stream had ended before"
+    )
 
 
 def test_the_coordinator_changes_between_any_two_records() -> None:
@@ -378,7 +386,7 @@ def test_topics_come_in_the_turn_in_which_the_group_goes_back() -> None:
     driver.change_topics({"t": 8})
     assert kind(driver) == "classic"
     driver.restart()
-    assert kind(driver) == "classic", "the records say so, too"
+    assert kind(driver) == "classic", "a new coordinator must read from the records that the group is classic"
     assert isinstance(first.heartbeat(), RebalanceInProgress)
     joined = first.join()
     assert isinstance(joined, Joined)

@@ -86,7 +86,9 @@ def test_a_marker_may_come_again_and_too_late() -> None:
     driver.commit_in_transaction(P, {(T, 0): 5})
     assert driver.mark(P, commit=True).records
     driver.commit_in_transaction((7, 1), {(T, 0): 9})
-    assert not driver.mark(P, commit=True).records, "a repeat; the next transaction is open by now"
+    assert not driver.mark(P, commit=True).records, (
+        "a repeated marker must write nothing, though the next transaction is open by now"
+    )
     driver.mark((7, 1), commit=False)
     driver.commit_in_transaction((7, 2), {(T, 1): 4})
     for late in (P, (7, 1)):
@@ -198,7 +200,7 @@ def test_the_offset_that_was_sent_last_counts_whenever_transactions_end(step_ms:
     sent()
     driver.commit({(T, 0): 7})
     driver.mark((1, 1), commit=True)
-    assert shown(driver) == {("t", 0): 7}, "somebody has set the group back meanwhile"
+    assert shown(driver) == {("t", 0): 7}, "an offset that was committed later than that of the transaction must stay"
     driver.commit({(T, 0): 8})
     sent()
     driver.commit_in_transaction((1, 2), {(T, 0): 40})
@@ -332,7 +334,7 @@ def test_a_group_with_pending_offsets_does_not_expire() -> None:
     assert unstable(driver) == [("t", 0), ("t", 2)]
     driver.mark(P, commit=False)
     driver.wait(10_000)
-    assert shown(driver) == {}, "nobody has committed anything for ten minutes"
+    assert shown(driver) == {}, "the offsets must have expired, as no member has committed for ten minutes"
     driver.commit_in_transaction((7, 1), {(T, 0): 5, (T, 2): 6})
     driver.wait(55_000)
     driver.mark((7, 1), commit=True)

@@ -201,7 +201,7 @@ def test_what_was_refused_is_sent_again_and_what_came_meanwhile_goes_along() -> 
         assert not around.coordinator.told
         around.send(second)
         await turns()
-        assert len(around.local.calls) == 1, "a partition that refuses is left alone for a while"
+        assert len(around.local.calls) == 1, "no marker must be sent for a while to a partition that has refused one"
         await until(lambda: len(around.coordinator.told) == 2)
         assert [marker.producer_id for marker in around.local.calls[1][1]] == [1, 2]
 
@@ -312,7 +312,7 @@ def test_the_same_decision_told_again_by_the_same_coordinator_is_on_its_way_once
         assert around.coordinator.told == [MarkersWritten(what)]
         around.send(what)
         await turns()
-        assert len(around.local.calls) == 2, "once it was told of, it is sent again"
+        assert len(around.local.calls) == 2, "after the report a marker for the same partition must be sent again"
 
     scenario(story)
 
@@ -342,7 +342,9 @@ def test_many_partitions_do_not_hold_the_loop_up() -> None:
         while not around.coordinator.told:
             await asyncio.sleep(0)
             rounds += 1
-        assert rounds > 10, "all of it takes 0.1 s; others had their turn every few milliseconds"
+        assert rounds > 10, (
+            f"the event loop ran {rounds} times in 0.1 s of work: others must get their turn every few milliseconds"
+        )
 
     scenario(story)
 

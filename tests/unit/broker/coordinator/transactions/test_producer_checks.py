@@ -237,7 +237,9 @@ def test_a_plain_id_belongs_to_the_principal_that_it_was_given_to(tmp_path: Path
         mine = KEY.bind(300, ALICE)
         assert await made.send(plain(mine), caller("User:alice")) == "NONE"
         assert await made.send(plain(mine, 32_767), caller()) == "INVALID_PRODUCER_ID_MAPPING"
-        assert await made.send(plain(mine, 1), caller("User:alice")) == "NONE", "epochs of one's own id are one's own"
+        assert await made.send(plain(mine, 1), caller("User:alice")) == "NONE", (
+            "the owner of a producer id must be able to use any epoch of it"
+        )
         assert await made.send(batch_of(b"without an id"), caller()) == "NONE"
 
     run(tmp_path, scenario)

@@ -189,16 +189,18 @@ def test_ids_are_bound_to_their_owners_as_soon_as_the_cluster_has_upgraded() -> 
     async def scenario(controller: Controller, ids: ProducerIds) -> None:
         assert await ids.take(OWNER) == 5_000
         assert await ids.key() is None
-        assert controller.commands[0].allocate_producer_ids.new_secret == bytes(32), "not taken yet"
+        assert controller.commands[0].allocate_producer_ids.new_secret == bytes(32), (
+            "the first request must offer a new secret, which the cluster does not take yet"
+        )
         controller.image = MetadataImage(features={METADATA_VERSION: PRODUCER_OWNERS_LEVEL})
         key = await ids.key()
         assert key == ProducerIdKey(bytes(32), 6_000)
         found = [await ids.take(OWNER) for _ in range(2 * BLOCK)]
         assert [producer_id >> TAG_BITS for producer_id in found] == list(range(6_000, 6_000 + 2 * BLOCK)), (
-            "the rest of the first block is dropped"
+            "the ids must come from new blocks, as the rest of the first block is dropped"
         )
         assert all(key.owns(OWNER, producer_id) for producer_id in found)
         assert not any(key.owns(ProducerOwner.principal("User:bob"), producer_id) for producer_id in found)
-        assert controller.secrets == 2, "now the cluster has one"
+        assert controller.secrets == 2, "no further secret must be made once the cluster has one"
 
     run(scenario)

@@ -251,7 +251,7 @@ def test_attempts_that_were_given_up_begin_no_stage_any_more() -> None:
     driver.committed(4, later)
     driver.fence(4, "run b")
     assert driver.core.sinks["s"].head is not None
-    assert driver.core.sinks["s"].head.fences == (), "a batch that is over needs none"
+    assert driver.core.sinks["s"].head.fences == (), "a batch that is complete must keep no fences"
     driver.commit(3, elsewhere, sink_id="else")
     assert decisions(driver) == {elsewhere: True}
 
@@ -401,7 +401,9 @@ def test_the_last_batch_and_the_stages_that_stand() -> None:
     ) | {winner: transaction_pb2.PREPARE_COMMIT}
     driver.write_markers()
     shown = driver.last()
-    assert (shown.last_batch_id, len(shown.stages)) == (3, 0), "what has its markers is over, recorded or not"
+    assert (shown.last_batch_id, len(shown.stages)) == (3, 0), (
+        "a stage whose markers are written must be gone, even before a record says so"
+    )
     assert shown.updated_ms == committed_ms
 
 
@@ -546,7 +548,7 @@ def test_a_sink_that_has_committed_nothing_goes_with_its_last_stage() -> None:
     driver = TransactionDriver()
     driver.init_stage(0, 0)
     driver.wait(2 * HOUR_MS)
-    assert driver.core.sinks, "while its stage stands"
+    assert driver.core.sinks, "the sink must stay as long as it has a stage"
     driver.write_markers()
     driver.wait(2 * HOUR_MS)
     assert not driver.core.sinks

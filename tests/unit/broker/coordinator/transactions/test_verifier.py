@@ -122,12 +122,14 @@ def test_the_transactions_coordinator_is_asked_once(leader: int, monkeypatch: py
             assert (asked.transactional_id, asked.producer_id, asked.producer_epoch, asked.group_id) == ("x", 7, 3, "g")
             await made.verifier.check(commit("other"), 60.0)
             await made.verifier.check(commit(epoch=4), 60.0)
-            assert len(made.coordinator.asked) == 3, "for each transaction and group"
+            assert len(made.coordinator.asked) == 3, "the coordinator must be asked for each transaction and each group"
             await made.verifier.check(commit(), 60.0)
-            assert len(made.coordinator.asked) == 4, "no more is remembered than fits"
+            assert len(made.coordinator.asked) == 4, "the first answer must be forgotten, as there is no more room"
             made.clock.now += verifier.REMEMBERED_MS
             await made.verifier.check(commit(), 60.0)
-            assert len(made.coordinator.asked) == 5, "nor for ever: the group forgets, too"
+            assert len(made.coordinator.asked) == 5, (
+                "an answer must not be remembered for ever, as the group forgets it, too"
+            )
 
     asyncio.run(scenario())
 

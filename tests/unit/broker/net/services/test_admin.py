@@ -95,7 +95,7 @@ def test_a_refusal_is_a_value_with_a_code_and_a_message(
         assert response.error.code == code
         assert response.error.message
         assert list(cluster.image.topic_id_by_name) == ["there"]
-        assert not (await cluster.create("next")).HasField("error"), "the service lives on"
+        assert not (await cluster.create("next")).HasField("error"), "the service must go on after a refused request"
 
     run(work, {"max.partitions.per.topic": 10, "max.partitions.per.broker": 10})
 
@@ -502,8 +502,10 @@ def test_brokers_are_cordoned_and_drained_and_described_so() -> None:
         assert await described(2) == (True, False, False)
         await alter(2, cordoned=False)
         await alter(2, drained=True, until_restart=True)
-        assert await described(2) == (True, True, True), "drained is cordoned as well"
-        assert not cluster.image.brokers[2].cordoned, "it is no longer so once it is undrained"
+        assert await described(2) == (True, True, True), "a drained broker must be shown as cordoned"
+        assert not cluster.image.brokers[2].cordoned, (
+            "draining must not set the broker's own cordon, which would stay after it"
+        )
         await alter(2, drained=False)
         assert await described(2) == await described(1) == (False, False, False)
         assert (await alter(2)).error.code == common_pb2.INVALID_REQUEST
@@ -553,7 +555,7 @@ def test_a_password_in_an_address_is_not_shown() -> None:
     }
     entries = {each.key: each for each in describe_broker(MetadataImage(), BrokerConfig.from_values(values))}
     assert entries["tracing.otlp.endpoint"].value == "http://raftlog:[hidden]@collector.example:4317"
-    assert entries["sasl.users.location"].value == "/etc/raftlog/users.toml", "where it lies is no secret"
+    assert entries["sasl.users.location"].value == "/etc/raftlog/users.toml", "the path of the users file is no secret"
     assert entries["node.id"].value == "1"
     assert "hunter2" not in str(entries)
 
@@ -615,7 +617,7 @@ def test_a_quota_whose_change_has_an_unknown_outcome_has_a_line(
         too_many = admin_pb2.AlterClientQuotasRequest(alterations=[QUOTAS.alterations[0]] * 1_001)
         cluster.metadata.refuse_with.append(NotController("no controller answered in time"))
         assert (await cluster.stub.AlterClientQuotas(too_many)).HasField("error")
-        assert audited() == [], "the quorum takes no such command"
+        assert audited() == [], "a request that the quorum never got must not be audited as a possible change"
 
     run(work)
 
@@ -632,7 +634,7 @@ def test_a_quota_has_a_line_when_its_author_goes_away(
                 await asyncio.Event().wait()
             finally:
                 asyncio.get_running_loop().call_soon(cancelled.set)
-            raise AssertionError("it was cancelled")
+            raise AssertionError("a call that must be cancelled has returned")
 
         monkeypatch.setattr(cluster.metadata, "propose", never)
         call = cluster.stub.AlterClientQuotas(QUOTAS)

@@ -194,7 +194,9 @@ def test_a_commit_is_answered_for_each_partition() -> None:
         await served.send(commit=SessionCommit(correlation_id=3, offsets=offsets))
         command = served.commands[1]
         assert isinstance(command, CommitInSession)
-        assert list(command.request.offsets) == [offsets[1], offsets[3]], "the group says what it knows not"
+        assert list(command.request.offsets) == [offsets[1], offsets[3]], (
+            "the group must get the offsets of topics that do not exist, and say so itself"
+        )
         unknown = CommitOffsetResult(error=Error(code=common_pb2.UNKNOWN_TOPIC_ID))
         results = [CommitOffsetResult(), unknown]
         served.session.deliver(GroupResponse(commit=SessionCommitResult(correlation_id=3, results=results)))
@@ -323,7 +325,7 @@ def test_a_group_is_shown_whole_or_not_at_all(member: GroupMember) -> None:
     check_described(group, FakeAuthorizer(*describe("a", "b")).caller())
     with pytest.raises(TopicAuthorizationFailed) as raised:
         check_described(group, FakeAuthorizer(*describe("a")).caller())
-    assert "'b'" not in str(raised.value), "that would tell that it exists"
+    assert "'b'" not in str(raised.value), "the refusal must not name the topic, which would tell that it exists"
 
 
 def test_a_transaction_is_shown_with_the_topics_that_may_be_described() -> None:

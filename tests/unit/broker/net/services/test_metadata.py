@@ -190,7 +190,9 @@ class Observer:
                     self.image = image_from_records(records, response.metadata_offset)
                     self._snapshot = []
             else:
-                assert response.metadata_offset > self.image.offset, "a delta came twice"
+                assert response.metadata_offset > self.image.offset, (
+                    f"a delta up to offset {response.metadata_offset} came after {self.image.offset}"
+                )
                 self.image = replay_all(self.image, response.records, response.metadata_offset)
 
 

@@ -168,7 +168,7 @@ def test_a_question_for_another_node_is_passed_on(tmp_path: Path) -> None:
     service = NodeService(facts_of(tmp_path), pass_on)
     assert ask(service, 2).node.node_id == 2
     assert isinstance(from_wire(ask(service, 3).error), RequestTimedOut)
-    assert ask(service, 1).node.version == __version__, "not for this one"
+    assert ask(service, 1).node.version == __version__, "a question to the node itself must not be passed on"
 
 
 def test_a_bug_is_an_answer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

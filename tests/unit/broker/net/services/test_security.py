@@ -241,7 +241,7 @@ def test_roles_are_made_shown_and_deleted() -> None:
             request: Any = security_pb2.DescribeRolesRequest(**asked)
             assert list((await world.done("DescribeRoles", request)).roles) == found
         described = await world.done("DescribeAcls", security_pb2.DescribeAclsRequest(filter=ALL))
-        assert not described.acls, "a role's permissions are no ACLs"
+        assert not described.acls, "permissions of a role must not be listed as ACLs"
         await world.done("AlterRoles", clerk(RoleAlteration.DELETE))
         assert set(world.metadata.image.roles) == {"all"}
 

@@ -108,7 +108,9 @@ def test_a_decommission_is_taken_back(server: AdminServer, run: Run, monkeypatch
     assert ran.code == 0, ran.err
     assert "broker 3 stays, and gets replicas again; 1 move cancelled" in ran.out
     assert not is_cordoned(server, 3)
-    assert replicas_on(server, 3) == 3, "one had gone, one was going, two had not begun"
+    assert replicas_on(server, 3) == 3, (
+        "broker 3 must keep three replicas: one had gone, one was moving, two had not begun"
+    )
     assert catch_up(server) == 0
     assert throttles(server) == []
 

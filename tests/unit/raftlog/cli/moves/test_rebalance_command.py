@@ -38,7 +38,7 @@ def test_a_plan_is_shown_and_nothing_is_changed(server: AdminServer, run: Run) -
     assert ran.code == 0
     moves, loads, words = ran.out.split("\n\n")
     assert moves.splitlines()[0] == "topic\tpartition\treplicas\twanted\tadding\tsize"
-    assert len(moves.splitlines()) == 4, "three of twelve replicas go to the new broker"
+    assert len(moves.splitlines()) == 4, "three of twelve replicas must move to the new broker"
     by_broker = {row[0]: row for row in (line.split("\t") for line in loads.splitlines()[1:])}
     assert {each: (row[3], row[4]) for each, row in by_broker.items()} == {
         "1": ("4", "3"),
@@ -46,7 +46,7 @@ def test_a_plan_is_shown_and_nothing_is_changed(server: AdminServer, run: Run) -
         "3": ("4", "3"),
         "4": ("0", "3"),
     }
-    assert all(row[6] == "1" for row in by_broker.values()), "and it is the preferred leader of one"
+    assert all(row[6] == "1" for row in by_broker.values()), "each broker must be the preferred leader of one partition"
     assert words == "3 partitions to move, 0 B to copy\n"
     assert "nothing was changed; --execute carries out the plan" in ran.err
     assert placed(server) == [tuple(each) for each in ON_THREE]
@@ -100,7 +100,7 @@ def test_it_is_carried_out_in_batches_and_leaves_no_throttle(
 ) -> None:
     ran = run("cluster", "rebalance", "--execute", "--throttle", "2MiB", "--batch", "1")
     assert ran.code == 0, ran.err
-    assert catches_up == [1, 1, 1], "one partition at a time"
+    assert catches_up == [1, 1, 1], "the partitions must be moved one at a time"
     settle(server)
     assert [replicas_on(server, each) for each in (1, 2, 3, 4)] == [3, 3, 3, 3]
     for number in range(4):
@@ -185,7 +185,9 @@ def test_a_plan_that_was_looked_at_is_resumed_with_what_is_under_way(
     again = run("cluster", "rebalance", "--execute", "--plan", str(plan), "-o", "json")
     assert again.code == 0, again.err
     assert {number: placed(server)[number] for number in wanted} == wanted
-    assert run("cluster", "rebalance", "--execute", "--plan", str(plan)).code == 0, "nothing is left to do"
+    assert run("cluster", "rebalance", "--execute", "--plan", str(plan)).code == 0, (
+        "the command must succeed when nothing is left to move"
+    )
 
 
 def test_what_is_under_way_already_is_seen_through(
@@ -233,7 +235,9 @@ def test_a_throttle_that_nobody_takes_off_is_told_of(
     again = run(*command)
     assert again.code == 0
     assert "note: an earlier throttle is still on (a); raftlog cluster rebalance" in again.err
-    assert "note: an earlier throttle is still on (a)" in run(*command).err, "also where nothing is to be done"
+    assert "note: an earlier throttle is still on (a)" in run(*command).err, (
+        "the note about the throttle must be printed even when nothing is to be moved"
+    )
     assert run(*command, "--throttle", "1MiB").code == 0
     assert throttles(server) == []
     assert "throttle" not in run(*command).err
