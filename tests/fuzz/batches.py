@@ -176,40 +176,64 @@ def target(data: bytes) -> None:
     needs_keys, batch = bool(data[:1] > b"\x7f"), any_batch(Choices(data))
     with refusals():
         validated = validate_produced(batch, limits=LIMITS, needs_keys=needs_keys)
-        require(validated.size == len(batch), "accepted with something behind it")
-        require(validated.base_offset == 0 and validated.leader_epoch == -1, "accepted with a leader's stamp")
-        require(not validated.is_control and not validated.attributes & Attributes.SPARSE_OFFSETS, "not a producer's")
-        require(validated.record_count == validated.last_offset_delta + 1 > 0, "another number of records than offsets")
+        require(
+            validated.size == len(batch),
+            f"a batch with further bytes behind it was accepted: {len(batch)} bytes, of which it takes "
+            f"{validated.size}",
+        )
+        require(
+            validated.base_offset == 0 and validated.leader_epoch == -1,
+            f"a produced batch was accepted with offset {validated.base_offset} and leader epoch "
+            f"{validated.leader_epoch}, which only leaders stamp",
+        )
+        require(
+            not validated.is_control and not validated.attributes & Attributes.SPARSE_OFFSETS,
+            "a produced batch was accepted that is a control batch or has sparse offsets",
+        )
+        require(
+            validated.record_count == validated.last_offset_delta + 1 > 0,
+            f"a produced batch was accepted with {validated.record_count} records and offsets up to "
+            f"{validated.last_offset_delta}",
+        )
         _check_decodes(batch, validated)
     with refusals():
         _check_decodes(batch, decode_batch(batch, limits=LIMITS).header)
     with refusals():
         markers = decode_control(batch)
-        require(parse_header(batch).is_control, "markers out of a batch of records")
+        require(parse_header(batch).is_control, "markers were read from a batch that is no control batch")
         if markers:
             again = decode_control(encode_control(markers, 1))
-            require(again == markers, "markers that do not survive being written")
+            require(again == markers, "markers that were written and read again differ")
         offsets = [placed.offset for placed in placed_markers(batch)]
-        require(offsets == sorted(set(offsets)), "markers whose offsets do not rise")
+        require(offsets == sorted(set(offsets)), "the offsets of markers do not rise")
     with refusals():
         parse_header(stamp_producer(batch, 1, 2, 3))
     position = 0
     with refusals():
         for start, header in iter_headers(batch + batch):
-            require(start == position and header.size >= HEADER_BYTES, "a walk that skips, or stands still")
+            require(
+                start == position and header.size >= HEADER_BYTES,
+                f"the walk over the batches skipped bytes, or stood still, at position {position}",
+            )
             position += header.size
 
 
 def _check_decodes(batch: bytes, header: BatchHeader) -> None:
     """Check what is true of every batch that was accepted."""
     decoded = decode_columns(batch, 0, header, LIMITS)
-    require(decoded.num_rows == header.record_count, "another number of rows than the header says")
-    require(decoded.schema.equals(schema_for(header.attributes)), "another schema than the attributes call for")
-    require(checksum(batch, 0, header.size) == header.crc32c, "accepted with a wrong checksum")
+    require(
+        decoded.num_rows == header.record_count,
+        f"the batch has {decoded.num_rows} rows, but its header says {header.record_count}",
+    )
+    require(
+        decoded.schema.equals(schema_for(header.attributes)),
+        "the decoded schema is not the one that the attributes call for",
+    )
+    require(checksum(batch, 0, header.size) == header.crc32c, "a batch with a wrong checksum was accepted")
     check_header(header)
-    require(pack_header(header) == batch[:HEADER_BYTES], "a header that does not survive being written")
+    require(pack_header(header) == batch[:HEADER_BYTES], "the header was written again, and differs")
     trusted = decode_columns(batch, 0, header, LIMITS, trusted=True)
-    require(trusted.equals(decoded), "trusted and untrusted reading differ")
+    require(trusted.equals(decoded), "reading with and without trust in the batch gives different rows")
     decoded.to_pylist()
 
 
@@ -221,7 +245,7 @@ def few_target(data: bytes) -> None:
     values = [choices.take(choices.below(9)) for _ in range(rows)]
     few = encode_few(keys, values, 5)
     arrays = Columns(pa.array(values, pa.binary()), key=None if keys is None else pa.array(keys, pa.binary()))
-    require(few == encode_batch(arrays, 5), "encode_few writes something else than encode_batch")
+    require(few == encode_batch(arrays, 5), "encode_few and encode_batch write different bytes")
     batch = checked_again(mutate(few, choices))
     if choices.one_in(2):
         batch = with_fields_changed(batch, choices)
@@ -232,7 +256,10 @@ def few_target(data: bytes) -> None:
         return
     if header.size <= len(batch) and is_of_few(batch, header):
         decoded = decode_batch(batch).columns
-        require(all(column.null_count == 0 for column in decoded.columns), "a null where is_of_few says there is none")
+        require(
+            all(column.null_count == 0 for column in decoded.columns),
+            "there is a null in a batch that is_of_few takes for one without",
+        )
 
 
 class _Range:
@@ -253,4 +280,7 @@ def aborted_target(data: bytes) -> None:
         offset = choices.integer()
         found = held.hold(header._replace(base_offset=offset))
         if apart:
-            require(found == any(a <= offset <= b for a, b in own), f"offset {offset} and the ranges {own}")
+            require(
+                found == any(a <= offset <= b for a, b in own),
+                f"offset {offset} must count as aborted only if it is in the ranges {own}, but the answer is {found}",
+            )

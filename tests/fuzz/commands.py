@@ -91,17 +91,20 @@ def metadata_target(data: bytes) -> None:
         if isinstance(outcomes[0], str):
             return  # the node has stopped
     written = {state.encode(state.capture()) for state in states}
-    require(len(written) == 1, "two replicas differ")
+    require(len(written) == 1, "the same commands gave different images on two replicas")
     MetadataState().restore(written.pop(), states[0].last_applied, 1)
 
 
 def _check_alike(outcomes: list[Applied | str]) -> None:
     one, other = outcomes
     if isinstance(one, str) or isinstance(other, str):
-        require(one == other, f"{one} and {other}")
+        require(one == other, f"the same command gave {one} on one replica and {other} on another")
         return
-    require(type(one.outcome) is type(other.outcome), f"{one.outcome!r} and {other.outcome!r}")
-    require((one.change is None) == (other.change is None), "only one replica has changed")
+    require(
+        type(one.outcome) is type(other.outcome),
+        f"the same command gave {one.outcome!r} on one replica and {other.outcome!r} on another",
+    )
+    require((one.change is None) == (other.change is None), "the same command changed only one of two replicas")
 
 
 _GROUPS: Final = Known(
@@ -133,7 +136,7 @@ def transaction_target(data: bytes) -> None:
     state = HardState()
     _load(Choices(data), transaction_records.TransactionRecordKey, _TRANSACTION_VALUES, _TRANSACTIONS, state.replay)
     for owner in state.open:
-        require(owner is not None, "nobody owns it")
+        require(owner is not None, "an open transaction has no owner")
 
 
 def _group_replay() -> Replay:

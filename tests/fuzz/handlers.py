@@ -166,13 +166,13 @@ def _harmless(server: Node, path: str) -> Iterator[None]:
 def _check_status(path: str, error: Any, requests: list[bytes]) -> None:
     code, details = error.code(), error.details() or ""
     if code in _REFUSALS:
-        require(code == grpc.StatusCode.OK or len(details) > 5, f"{path}: {code} says nothing")
+        require(code == grpc.StatusCode.OK or len(details) > 5, f"{path}: the refusal with {code} gives no reason")
         return
     if code == grpc.StatusCode.UNIMPLEMENTED:
         raise Violation(f"{path}: the node does not serve the call: {details}")
     unread = any(_does_not_parse(path, request) or len(request) > MAX_REQUEST_BYTES for request in requests)
     if UNPARSED in details or (unread and code in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN)):
-        require(unread, f"{path}: {details}, and it does parse")
+        require(unread, f"{path}: the request was refused as one that cannot be parsed, but it can: {details}")
         return
     raise Violation(f"{path}: the call ended with {code}, which no refusal has: {details}")
 
@@ -188,8 +188,8 @@ def _does_not_parse(path: str, request: bytes) -> bool:
 def _check_answer(path: str, answer: bytes) -> None:
     message = type_of(methods()[path].output_type).FromString(answer)
     for error in _errors(message):
-        require(error.code != common_pb2.INTERNAL, f"{path}: {error.message}")
-        require(error.code == 0 or error.message, f"{path}: error {error.code} without a message")
+        require(error.code != common_pb2.INTERNAL, f"{path}: the answer is an internal error: {error.message}")
+        require(error.code == 0 or error.message, f"{path}: the error {error.code} has no message")
 
 
 def _errors(message: Message) -> Iterator[common_pb2.Error]:

@@ -48,11 +48,13 @@ def request_target(data: bytes) -> None:
     try:
         decoded = request.decode(memoryview(frame), version, body_at(frame, flexible=flexible))
     except InvalidRequestError as error:
-        require(len(str(error)) > 20, "a refusal without a reason")
+        require(len(str(error)) > 20, f"a refusal gives no reason: {error}")
         return
-    require(len(frame) >= HEAD_BYTES, "a body without a head")
+    require(len(frame) >= HEAD_BYTES, "a body was accepted from a frame shorter than a head")
     again = b"".join(request.encode(decoded, version))
-    require(request.decode(memoryview(again), version) == decoded, "another request than was decoded")
+    require(
+        request.decode(memoryview(again), version) == decoded, "the request was written again, and decodes differently"
+    )
 
 
 def batch_target(data: bytes) -> None:
@@ -77,10 +79,10 @@ def batch_target(data: bytes) -> None:
         batch = from_kafka(sent, _LIMITS)
         validate_produced(batch)
     except CorruptRecordError as error:
-        require(len(str(error)) > 20, "a refusal without a reason")
+        require(len(str(error)) > 20, f"a refusal gives no reason: {error}")
         return
     (returned,) = to_kafka(batch)
-    require(from_kafka(returned) == batch, "another batch than was taken")
+    require(from_kafka(returned) == batch, "the batch was turned into Kafka's form and back, and differs")
 
 
 _MECHANISMS: Final = ("SCRAM-SHA-256", "SCRAM-SHA-512", "PLAIN")
@@ -214,10 +216,12 @@ def authentication_target(data: bytes) -> None:
     finally:
         log.removeHandler(noted)
         log.setLevel(level)
-    require(set(guarded.reached) <= {messages.API_VERSIONS}, f"reached without a login: {guarded.reached}")
-    require(not guarded.security.connections, "a connection is kept as logged in")
+    require(
+        set(guarded.reached) <= {messages.API_VERSIONS}, f"requests were served before any login: {guarded.reached}"
+    )
+    require(not guarded.security.connections, "a connection is still known as logged in after its end")
     newcomers = guarded.listener.newcomers
-    require(len(newcomers) == newcomers.limits.total == 0, "a connection is counted after its end")
+    require(len(newcomers) == newcomers.limits.total == 0, "a connection is still counted after its end")
     require(not failures, "a bug: " + "; ".join(each.getMessage() for each in failures))
 
 
@@ -243,7 +247,7 @@ def connection_target(data: bytes) -> None:
         received = 0
         while piece := connection.recv(_FLOOD):
             received += len(piece)
-            require(received <= 64 << 20, "an answer without end")
+            require(received <= 64 << 20, "the answer is longer than 64 MiB")
     if server.failure is not None:
         failure = server.failure
         server.restart()
@@ -287,4 +291,4 @@ def _good_client(address: tuple[str, int]) -> None:
     with socket.create_connection(address, timeout=_ANSWER_S) as connection:
         connection.sendall(struct.pack(">i", len(request)) + request)
         answer = connection.recv(8, socket.MSG_WAITALL)
-    require(len(answer) == 8 and struct.unpack(">ii", answer)[1] == 9, "a good client has no answer")
+    require(len(answer) == 8 and struct.unpack(">ii", answer)[1] == 9, "a well-behaved client got no answer")

@@ -57,7 +57,7 @@ def _open_and_check(whole: Base, done: Damage, storage: MemoryStorage) -> None:
             if log is None:
                 require(
                     done.forged or not all(path.endswith(_DERIVED) for path in done.touched),
-                    f"{TOPICS[topic_id]} is not served, and none of its records is damaged",
+                    f"{TOPICS[topic_id]} is not served, though none of its records is damaged",
                 )
                 require(
                     (topic_id, 0) in manager.corrupt_logs
@@ -77,18 +77,26 @@ def _metadata_path(topic_id: bytes) -> str:
 def _check_log(log: PartitionLog, written: Written, whole: Base, done: Damage) -> None:
     foreign = done.forged or _files_moved(done, whole)
     if _CHECKPOINT not in done.touched and not foreign:
-        require(log.log_start_offset == 0, f"the log of {log.topic} begins at {log.log_start_offset}")
         require(
-            log.log_end_offset >= written.kept_end_offset, f"{log.topic} ends at {log.log_end_offset}: records are gone"
+            log.log_start_offset == 0,
+            f"the log of {log.topic} must begin at offset 0, but begins at {log.log_start_offset}",
+        )
+        require(
+            log.log_end_offset >= written.kept_end_offset,
+            f"the log of {log.topic} ends at {log.log_end_offset}, but records before {written.kept_end_offset} must "
+            "be kept",
         )
         if written.kept_end_offset == written.log_end_offset:
             _check_sealed_sizes(log, whole, done)
         _check_scanned(log, written.kept_end_offset)
     found, problem = _read(log)
     if not foreign and all(path.endswith(_DERIVED) for path in done.touched):
-        require(log.log_end_offset == written.log_end_offset, f"{log!r} is shorter, and no record is damaged")
-        require(problem is None, f"nothing but what is made anew was damaged, and reading fails: {problem}")
-        require(dict(found) == written.batches, "other batches than were written, and no record is damaged")
+        require(
+            log.log_end_offset == written.log_end_offset,
+            f"{log!r} must end at {written.log_end_offset}, as no record is damaged",
+        )
+        require(problem is None, f"only files that are made anew were damaged, but reading the log fails: {problem}")
+        require(dict(found) == written.batches, "other batches are read than were written, though no record is damaged")
         _check_pieces(log)
     if problem is None:
         with refusals():
@@ -101,8 +109,14 @@ def _check_log(log: PartitionLog, written: Written, whole: Base, done: Damage) -
         complete = not foreign and log.log_start_offset == 0 and log.log_end_offset == written.log_end_offset
         if complete and problem is None:
             if not _lacks_transactions(log.topic, done):
-                require({a[:3] for a in aborted} == {a[:3] for a in written.aborted}, f"aborted are {aborted}")
-            require(producers_of(log) == written.producers, f"producers are {producers_of(log)}")
+                require(
+                    {a[:3] for a in aborted} == {a[:3] for a in written.aborted},
+                    f"the aborted transactions are {aborted}, not those that were written",
+                )
+            require(
+                producers_of(log) == written.producers,
+                f"the producers are {producers_of(log)}, not those that were written",
+            )
 
 
 def _check_sealed_sizes(log: PartitionLog, whole: Base, done: Damage) -> None:
@@ -111,7 +125,10 @@ def _check_sealed_sizes(log: PartitionLog, whole: Base, done: Damage) -> None:
     segments = sorted(path for path in whole.files if path.startswith(directory) and path.endswith(".log"))
     for path in segments[:-1]:
         size = len(done.files.get(path, b""))
-        require(size == len(whole.files[path]), f"{log!r} is served, and {path} has {size} bytes")
+        require(
+            size == len(whole.files[path]),
+            f"{log!r} is served, but {path} has {size} of {len(whole.files[path])} bytes",
+        )
 
 
 def _check_scanned(log: PartitionLog, recovery_point: int) -> None:
@@ -144,7 +161,7 @@ def _read(log: PartitionLog) -> tuple[list[tuple[int, bytes]], RaftlogError | No
     while offset < log.log_end_offset:
         try:
             result = log.read(offset, 400, log.log_end_offset, blocking=True)
-            require(result is not None and result.records, f"nothing at offset {offset} of {log!r}")
+            require(result is not None and result.records, f"there are no records at offset {offset} of {log!r}")
             assert result is not None
             position = 0
             for position, header in iter_headers(result.records):
@@ -155,7 +172,7 @@ def _read(log: PartitionLog) -> tuple[list[tuple[int, bytes]], RaftlogError | No
                 return found, CorruptRecordError("the read ends within a batch")
         except (CorruptRecordError, StorageError, RaftlogError) as error:
             return found, error
-        require(result.next_offset > offset, f"reading stands still at {offset}")
+        require(result.next_offset > offset, f"a read at offset {offset} made no progress")
         offset = result.next_offset
     return found, None
 
@@ -164,7 +181,7 @@ def _check_pieces(log: PartitionLog, begin: int = 0) -> None:
     offset = max(begin, log.log_start_offset)
     while offset < log.log_end_offset:
         piece = log.check(offset, 1 << 20)
-        require(piece.next_offset > offset, f"checking stands still at {offset}")
+        require(piece.next_offset > offset, f"a check at offset {offset} made no progress")
         offset = piece.next_offset
 
 
@@ -173,15 +190,24 @@ def _check_batches(log: PartitionLog, found: list[tuple[int, bytes]], written: W
     expected = None
     for base_offset, data in found:
         header = parse_batch(data)
-        require(expected is None or base_offset == expected, f"offset {base_offset} where {expected} must follow")
+        require(
+            expected is None or base_offset == expected,
+            f"a batch at offset {base_offset} follows where the next must have offset {expected}",
+        )
         expected = header.next_offset
         if written is not None:
-            require(written.batches.get(base_offset) == data, f"another batch at {base_offset} than was written")
+            require(
+                written.batches.get(base_offset) == data,
+                f"the batch at offset {base_offset} is not the one that was written",
+            )
         if header.is_control:
             placed_markers(data)
     if found:
-        require(found[0][0] <= log.log_start_offset, "the log start is missing")
-        require(expected == log.log_end_offset, f"the log ends at {log.log_end_offset}, its batches at {expected}")
+        require(
+            found[0][0] <= log.log_start_offset,
+            f"the first batch begins at {found[0][0]}, behind the log start {log.log_start_offset}",
+        )
+        require(expected == log.log_end_offset, f"the log ends at {log.log_end_offset}, but its batches at {expected}")
 
 
 def _go_on(manager: LogManager, storage: MemoryStorage, done: Damage) -> None:
@@ -196,7 +222,7 @@ def _go_on(manager: LogManager, storage: MemoryStorage, done: Damage) -> None:
             log.flush()
         except RaftlogError:
             continue
-        require(result.base_offset == end, "appended with a gap")
+        require(result.base_offset == end, f"an append got offset {result.base_offset}, but the log ended at {end}")
         log.high_watermark = log.log_end_offset
         ends[log.topic_id] = log.log_end_offset
     manager.close()
@@ -204,7 +230,10 @@ def _go_on(manager: LogManager, storage: MemoryStorage, done: Damage) -> None:
     for topic_id, end in ends.items():
         log_again = again.get(topic_id, 0)
         if log_again is None:
-            require((topic_id, 0) in again.corrupt_logs or again.offline_dirs, "gone after a restart")
+            require(
+                (topic_id, 0) in again.corrupt_logs or again.offline_dirs,
+                "a log that was served is gone after a restart",
+            )
         else:
             require(log_again.log_end_offset == end, f"{log_again!r} ended at {end} before the restart")
     again.close()

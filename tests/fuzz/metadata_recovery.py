@@ -79,21 +79,32 @@ def _start_and_check(whole: Directory, files: dict[str, bytes], forged: bool) ->
             controller = Controller(disk)
             controller.step(6)
         except InternalError as error:
-            require(error.__cause__ is None, f"an exception that nobody expected: {error.__cause__!r}")
+            require(
+                error.__cause__ is None,
+                f"the refusal came from an exception that the code does not expect: {error.__cause__!r}",
+            )
             raise
         if not files.keys() & whole.files.keys():
             return  # nothing is left: a new directory
         index, image = controller.state.last_applied, controller.state.image
         if not forged:
             known = [each for each in whole.images if whole.images[each].offset == image.offset]
-            require(known, f"an image of offset {image.offset} that there never was")
-            require(_same(image, whole.images[known[0]]), f"another image at offset {image.offset} than there was")
+            require(known, f"the recovered image has offset {image.offset}, which no image had")
+            require(
+                _same(image, whole.images[known[0]]),
+                f"the recovered image at offset {image.offset} is not the one that was there",
+            )
             if max(whole.files.keys() & files.keys()) == max(whole.files):  # the newest file has not gone as a whole
-                require(index >= whole.sealed_index, f"entries after {index} are gone")
+                require(
+                    index >= whole.sealed_index,
+                    f"the log ends at entry {index}, but entries up to {whole.sealed_index} must be kept",
+                )
         controller.directory.disk.close()
         again = Controller(disk)
         again.step(6)
-        require(again.state.last_applied >= index, "a restart went back")
+        require(
+            again.state.last_applied >= index, f"a restart went back from entry {index} to {again.state.last_applied}"
+        )
         require(_same(again.state.image, image), "a restart gives another image")
 
 
@@ -112,7 +123,7 @@ def formats_target(data: bytes) -> None:
         content = repair(name, content)
     with refusals():
         payloads, end = Segment(DIRECTORY_ID.bytes, choices.below(40)).split(content, "where")
-        require(end <= len(content), "beyond the end")
+        require(end <= len(content), f"an entry ends at byte {end} of {len(content)}")
         for payload in payloads:
             list(split_records(payload, "where"))
     payload = (
@@ -120,11 +131,11 @@ def formats_target(data: bytes) -> None:
     )
     with refusals():
         list(split_records(payload, "where"))
-    require(torn_entries(content) >= 0, "fewer than none")
+    require(torn_entries(content) >= 0, "the number of torn entries is below 0")
     with refusals():
         decode_snapshot(metadata_snapshot(content), "where")
     with refusals():
-        require(parse_properties(content, "where").encode() == content, "not what the file says")
+        require(parse_properties(content, "where").encode() == content, "the properties were written again, and differ")
 
 
 def state_target(data: bytes) -> None:
@@ -146,13 +157,13 @@ def state_target(data: bytes) -> None:
     try:
         state.restore(content, index, term)
     except RaftlogError as error:
-        require(len(str(error)) > 20, "a refusal without a reason")
-        require(state.image is before and state.last_applied == 0, "refused, and changed all the same")
+        require(len(str(error)) > 20, f"a refusal gives no reason: {error}")
+        require(state.image is before and state.last_applied == 0, "the content was refused, but has changed the state")
         return
     again = MetadataState()
     written = state.encode(state.capture())
     again.restore(written, index, term)
-    require(again.encode(again.capture()) == written, "a snapshot that is another one when written again")
+    require(again.encode(again.capture()) == written, "the snapshot was written again, and differs")
     try:
         MetadataSnapshot.FromString(content)
     except DecodeError:

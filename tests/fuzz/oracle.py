@@ -46,7 +46,7 @@ def refusals(*others: type[Exception]) -> Iterator[None]:
     try:
         yield
     except RaftlogError as error:
-        require(len(str(error)) > 5, f"a refusal that says nothing: {error!r}")
+        require(len(str(error)) > 5, f"a refusal gives no reason: {error!r}")
     except others:
         pass
 
@@ -93,7 +93,7 @@ def run_within(target: Callable[[bytes], None], data: bytes, limits: Limits) -> 
     if now_highest > highest:  # else it was less than an earlier input's, which was allowed
         peak += now_highest - held
     allowed = limits.memory_bytes + PER_BYTE * len(data)
-    require(peak <= allowed, f"{peak} bytes of memory for an input of {len(data)} bytes, {allowed} are allowed")
+    require(peak <= allowed, f"an input of {len(data)} bytes took {peak} bytes of memory, but {allowed} are allowed")
 
 
 @contextmanager

@@ -75,7 +75,11 @@ def target(data: bytes) -> None:
                 message = messages.append_entries(term, committed, committed, term, [])
                 cluster[2].receive(1, message)
                 host.step()
-                require(len(host.state.applied) == 5, "the follower has applied what it was told")
+                require(
+                    len(host.state.applied) == 5,
+                    "the follower must have applied the five entries before the fuzzed messages come, but has "
+                    f"{len(host.state.applied)}",
+                )
                 _run(cluster, 2, choices)
     finally:
         logging.disable(logging.NOTSET)
@@ -104,12 +108,15 @@ def _run(cluster: RaftCluster, victim: int, choices: Choices) -> None:
             cluster.now += choices.pick((0.0, 0.2, 2.0))
         host.step()
     except InternalError as error:
-        require(error.__cause__ is None, f"an exception that nobody expected: {error.__cause__!r}")
+        require(
+            error.__cause__ is None,
+            f"the refusal came from an exception that the code does not expect: {error.__cause__!r}",
+        )
     except RaftlogError as error:
-        require(len(str(error)) > 5, "a refusal without a reason")
-    require(node.term <= MAX_TERM, f"term {node.term} is beyond what a controller epoch holds")
+        require(len(str(error)) > 5, f"a refusal gives no reason: {error}")
+    require(node.term <= MAX_TERM, f"the node took term {node.term}, which a controller epoch cannot hold")
     if not taken:  # else it has taken another's state for its own, as it must
-        require(host.state.applied[: len(before)] == before, "what was applied is no longer")
+        require(host.state.applied[: len(before)] == before, "entries that were applied are applied no longer")
     _restart(cluster, victim)
 
 
@@ -187,9 +194,15 @@ def hello_target(data: bytes) -> None:
     with refusals():
         refused = refusal(mine, theirs)
         if refused is not None:
-            require(10 < len(str(refused)) < 2_000, f"a reason of {len(str(refused))} characters")
+            require(
+                10 < len(str(refused)) < 2_000,
+                f"the refusal has {len(str(refused))} characters, but must have 11 to 1,999: {refused}",
+            )
             raise refused
-        require(theirs.node_id in (2, 3), f"node {theirs.node_id} is no other voter")
-        require(theirs.cluster_id in ("", CLUSTER_ID), f"the cluster {theirs.cluster_id!r}")
-        require(sorted(theirs.voters) == [1, 2, 3], f"the voters {list(theirs.voters)}")
-        require(theirs.current_term <= MAX_TERM, "a term that leaves no higher one")
+        require(theirs.node_id in (2, 3), f"a hello was accepted from node {theirs.node_id}, which is no other voter")
+        require(theirs.cluster_id in ("", CLUSTER_ID), f"a hello was accepted from the cluster {theirs.cluster_id!r}")
+        require(sorted(theirs.voters) == [1, 2, 3], f"a hello was accepted with the voters {list(theirs.voters)}")
+        require(
+            theirs.current_term <= MAX_TERM,
+            f"a hello was accepted with term {theirs.current_term}, above which there is none",
+        )

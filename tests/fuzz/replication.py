@@ -103,9 +103,12 @@ def _follow(choices: Choices) -> None:
     _check_log(log)
     manager.close()
     again = open_manager(storage, config=_CONFIG).get(TOPIC, 0)
-    require(again is not None, "what was written cannot be opened again")
+    require(again is not None, "the log that was written cannot be opened again")
     assert again is not None
-    require(again.log_end_offset == log.log_end_offset, "another log after a restart")
+    require(
+        again.log_end_offset == log.log_end_offset,
+        f"after a restart the log ends at {again.log_end_offset}, before it at {log.log_end_offset}",
+    )
 
 
 def _messages(choices: Choices, log: PartitionLog) -> Iterator[bytes]:
@@ -145,17 +148,26 @@ def _stamped(batch: bytes, base_offset: int, leader_epoch: int) -> bytes:
 
 
 def _check_log(log: PartitionLog) -> None:
-    require(0 <= log.log_start_offset <= log.log_end_offset < 1 << 63, f"the log is {log!r}")
-    require(log.high_watermark <= log.log_end_offset, f"the high watermark {log.high_watermark} of {log!r}")
+    require(0 <= log.log_start_offset <= log.log_end_offset < 1 << 63, f"the log has impossible bounds: {log!r}")
+    require(
+        log.high_watermark <= log.log_end_offset,
+        f"the high watermark {log.high_watermark} is behind the end of {log!r}",
+    )
     offset, expected = log.log_start_offset, None
     while offset < log.log_end_offset:
         result = log.read(offset, 300, log.log_end_offset, blocking=True)
-        require(result is not None and result.records, f"nothing at {offset} of {log!r}")
+        require(result is not None and result.records, f"there are no records at offset {offset} of {log!r}")
         assert result is not None
         for position, _ in iter_headers(result.records):
             header = parse_batch(result.records, position)
-            require(expected in (None, header.base_offset), f"offset {header.base_offset} where {expected} must follow")
-            require(0 <= header.leader_epoch <= _EPOCH, f"a batch of epoch {header.leader_epoch}")
+            require(
+                expected in (None, header.base_offset),
+                f"a batch at offset {header.base_offset} follows where the next must have offset {expected}",
+            )
+            require(
+                0 <= header.leader_epoch <= _EPOCH,
+                f"the log has a batch of epoch {header.leader_epoch}, which the leader does not have",
+            )
             expected = header.next_offset
         offset = result.next_offset
 
@@ -193,13 +205,16 @@ def leader_target(data: bytes) -> None:
                     )
                 stream.leader.handle(request, stream.now_ms)
                 frames = stream.leader.take_frames(stream.now_ms)
-                require(len(wire.encode_replicate(frames)) < 4 << 20, "a message without a bound")
+                require(len(wire.encode_replicate(frames)) < 4 << 20, "a message to a follower is 4 MiB long or longer")
                 if stream.later:
                     stream.read_one()
                 stream.now_ms += 10
         stream.leader.close()
         for partition in led.values():
-            require(partition.high_watermark <= partition.log_end_offset, "more is committed than there is")
-            require(not partition.open_by, "a stream that is over is remembered")
+            require(
+                partition.high_watermark <= partition.log_end_offset,
+                f"the high watermark {partition.high_watermark} is behind the log end {partition.log_end_offset}",
+            )
+            require(not partition.open_by, "a stream is still known after its end")
     finally:
         logging.disable(logging.NOTSET)

@@ -54,9 +54,12 @@ def server_target(data: bytes) -> None:
         file.flush()
         with refusals():
             config = BrokerConfig.load(file=Path(file.name), environment=environment, flags=flags)
-            require(0 <= config.node_id < 1 << 31, f"node {config.node_id}")
-            require(config.log_dirs and config.process_roles, "a server without a directory or a role")
-            require(0 <= config.listener[1] < 1 << 16, f"port {config.listener[1]}")
+            require(0 <= config.node_id < 1 << 31, f"the node id {config.node_id} was accepted")
+            require(
+                config.log_dirs and config.process_roles,
+                "a configuration without a log directory or without a role was accepted",
+            )
+            require(0 <= config.listener[1] < 1 << 16, f"the port {config.listener[1]} was accepted")
             config.log_config()
             config.group_config()
             config.transaction_config()
@@ -86,11 +89,14 @@ def input_target(data: bytes) -> None:
     rows = 0
     with refusals():
         for part in produce.read(io.BytesIO(content), source, columns):
-            require(len(part.records) == len(part.numbers), "a record without a place")
+            require(
+                len(part.records) == len(part.numbers),
+                f"{len(part.records)} records have {len(part.numbers)} line numbers",
+            )
             rows += len(part.records)
             for index in range(min(len(part.records), 3)):
                 part.place(index)
-    require(rows <= len(content) + 100_000, f"{rows} rows out of {len(content)} bytes")
+    require(rows <= len(content) + 100_000, f"{rows} rows were read from {len(content)} bytes")
 
 
 def _content(source: Format, choices: Choices) -> bytes:
@@ -154,11 +160,12 @@ def segment_target(data: bytes) -> None:
             with refusals():
                 report = check_segment(file)
                 require(
-                    sum(end - start for start, end in report.unread) <= report.size_bytes, "more unread than there is"
+                    sum(end - start for start, end in report.unread) <= report.size_bytes,
+                    "the check has left out more bytes than the segment has",
                 )
                 for batch in report.batches[:5]:
                     if batch.problem is None:
                         (read_markers if batch.header.is_control else read_records)(file, batch.position)
             unchanged = whole.get(f"{LOG_DIR}/first-0/{file.name}") == file.read_bytes()
             if unchanged and not any(file.stem in name for name in done.touched):
-                require(not report.problems, f"a segment that is whole: {report.problems}")
+                require(not report.problems, f"an undamaged segment is reported as damaged: {report.problems}")

@@ -74,7 +74,7 @@ def lines_target(data: bytes) -> None:
         found = read(_storage(name, content), _DIRECTORY)
         _check_read(name, found)
         if not forged and found is not None:
-            require(found == read(_storage(name, written), _DIRECTORY), "something else than was written")
+            require(found == read(_storage(name, written), _DIRECTORY), "the content was written again, and differs")
 
 
 def _with_another_word(content: bytes, choices: Choices) -> bytes:
@@ -93,13 +93,16 @@ def _storage(name: str, content: bytes) -> MemoryStorage:
 
 def _check_read(name: str, found: Any) -> None:
     if name == files.OFFSET_CHECKPOINT:
-        require(all(min(marks) >= 0 for marks in found.values()), "an offset below 0")
+        require(all(min(marks) >= 0 for marks in found.values()), "an offset below 0 was accepted")
     elif name == files.LEADER_EPOCH_CHECKPOINT:
         LeaderEpochCache(found)
     elif name == files.META_PROPERTIES:
-        require(len(bytes.fromhex(found.directory_id)) == 16, "a directory id that is none")
+        require(
+            len(bytes.fromhex(found.directory_id)) == 16,
+            f"a directory id was accepted that has not 16 bytes: {found.directory_id}",
+        )
     elif name == files.PARTITION_METADATA:
-        require(found.partition >= 0, "a partition below 0")
+        require(found.partition >= 0, "a partition below 0 was accepted")
 
 
 def snapshot_target(data: bytes) -> None:
@@ -113,11 +116,13 @@ def snapshot_target(data: bytes) -> None:
     with refusals():
         producers, aborted = decode_snapshot("snapshot", content, limits)
         again = decode_snapshot("again", encode_producers(producers, producers.transactions.undecided, aborted), limits)
-        require(dict(again.producers.items()) == dict(producers.items()), "not the producers that were written")
-        require(again.aborted == aborted, "not the transactions that were written")
+        require(
+            dict(again.producers.items()) == dict(producers.items()), "the producers were written again, and differ"
+        )
+        require(again.aborted == aborted, "the aborted transactions were written again, and differ")
     storage = _storage(f"{5:020d}.snapshot", content)
     offset, _ = load_snapshot(storage, _DIRECTORY, [5], 10, limits)
-    require(offset in (0, 5), f"a snapshot of offset {offset}")
+    require(offset in (0, 5), f"a snapshot was loaded from offset {offset}, which has none")
 
 
 def index_target(data: bytes) -> None:
@@ -133,24 +138,31 @@ def index_target(data: bytes) -> None:
         content = choices.blob() if choices.one_in(8) else mutate(choices.pick(written), choices)
         contents[suffix] = repair(stem + suffix, content) if choices.one_in(2) else content
         storage.open(stem + suffix, create=True).write((contents[suffix],), 0)
-    require(len(decode_offset_entries(0, contents[".index"])) <= len(contents[".index"]) // 12, "more than there are")
     require(
-        len(decode_time_entries(0, contents[".timeindex"])) <= len(contents[".timeindex"]) // 16, "more than there are"
+        len(decode_offset_entries(0, contents[".index"])) <= len(contents[".index"]) // 12,
+        "more offset entries were read than the file can hold",
+    )
+    require(
+        len(decode_time_entries(0, contents[".timeindex"])) <= len(contents[".timeindex"]) // 16,
+        "more time entries were read than the file can hold",
     )
     index = SegmentIndex.load(storage, stem, 0)
     entries = index.entries
-    require(all(a[0] > 0 for a in entries[:1]), "an entry for the first batch")
+    require(all(a[0] > 0 for a in entries[:1]), "there is an index entry for the first batch")
     rising = all(a[0] < b[0] and a[1] < b[1] and a[2] <= b[2] for a, b in pairwise(entries))
-    require(rising, f"entries that do not rise: {entries}")
+    require(rising, f"the index entries do not rise: {entries}")
     for offset in (0, 5, 1 << 40):
-        require(index.floor(offset).offset <= max(offset, 0), "a floor above what was asked for")
+        require(index.floor(offset).offset <= max(offset, 0), f"the index entry for offset {offset} is behind it")
     with refusals():
         txn_index = TxnIndex.load(storage, stem, 0, choices.pick((4, 9, 16, 1 << 40)))
         if txn_index is not None:
             found = txn_index.lookup(0, 1 << 62)
-            require(all(isinstance(entry, AbortedTransaction) for entry in found), "something else than transactions")
+            require(
+                all(isinstance(entry, AbortedTransaction) for entry in found),
+                "something other than aborted transactions was read",
+            )
             lasts = [entry.last_offset for entry in txn_index.entries]
-            require(lasts == sorted(set(lasts)), f"markers that do not rise: {lasts}")
+            require(lasts == sorted(set(lasts)), f"the markers of aborted transactions do not rise: {lasts}")
 
 
 def epochs_target(data: bytes) -> None:
@@ -166,5 +178,8 @@ def epochs_target(data: bytes) -> None:
         asked = choices.integer(-(1 << 31), (1 << 31) - 1)
         found = cache.end_offset_for(asked, end)
         if found is not None:
-            require(found.leader_epoch <= max(asked, -1) or asked < 0, f"epoch {found} for {asked}")
-            require(found.end_offset <= end, f"{found} beyond the end {end}")
+            require(
+                found.leader_epoch <= max(asked, -1) or asked < 0,
+                f"the epoch found for {asked} is {found.leader_epoch}",
+            )
+            require(found.end_offset <= end, f"the end {found.end_offset} of an epoch is behind the log end {end}")

@@ -51,7 +51,7 @@ def target(data: bytes) -> None:
         with mock.patch.object(wire, "SMALL_BYTES", 0):  # else the runtime reads it, and there is nothing to compare
             parts = read(message)
     except InvalidRequestError as error:
-        require(len(str(error)) > 20, "a refusal without a reason")
+        require(len(str(error)) > 20, f"a refusal gives no reason: {error}")
         return
     try:
         known: Any = kind.FromString(message)
@@ -59,9 +59,12 @@ def target(data: bytes) -> None:
         raise AssertionError(f"the message was accepted, but the protobuf runtime refuses it: {error}") from None
     heads = parts[1:] if repeated == "partitions" else parts
     theirs = list(getattr(known, repeated))
-    require(len(heads) == len(theirs), f"{len(heads)} parts, the runtime finds {len(theirs)}")
+    require(len(heads) == len(theirs), f"{len(heads)} parts were decoded, but the protobuf runtime finds {len(theirs)}")
     for (head, records), their in zip(heads, theirs, strict=True):
-        require(records == their.records, "other records than the runtime finds")
+        require(records == their.records, "other records were decoded than by the protobuf runtime")
         their.ClearField("records")
         ours: Any = type(their).FromString(head.SerializeToString())
-        require(ours.SerializeToString() == their.SerializeToString(), "another head than the runtime finds")
+        require(
+            ours.SerializeToString() == their.SerializeToString(),
+            "another head was decoded than by the protobuf runtime",
+        )
