@@ -112,7 +112,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         and not config.stash.get(_GIVES_WAY, False)
     ):
         config.stash[_GIVES_WAY] = True
-        os.nice(5)
+        os.nice(3)
 
 
 _DIED = pytest.StashKey[bool]()

@@ -916,6 +916,8 @@ class TestEnds:
         with pytest.raises(ClosedError):
             consumer.poll(0)
         assert os.getpid() == consumer._engine._pid
+        consumer._engine.closed = None  # here, the engine still runs
+        consumer.close()
 
 
 class TestSizes:
