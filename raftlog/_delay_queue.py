@@ -241,7 +241,7 @@ class DelayReading(RebalanceListener):
         return BeforePoll(reading.pause, reading.resume, left_s)
 
     def after_poll(self, polled: Iterable[Record]) -> dict[TopicPartition, int]:
-        """Keep records that are due soon; return where to seek to fetch the others again later."""
+        """Keep records that are due soon; return where to pause and seek, to fetch the others again later."""
         at_ms = now_ms()
         seeks: dict[TopicPartition, int] = {}
         for partition, records in by_partition(polled).items():
@@ -661,7 +661,7 @@ class DelayQueue:
         polled = consumer.poll(before.timeout_s, POLLED_MAX)
         for partition, offset in self._reading.after_poll(polled).items():
             with unless_lost:
-                consumer.pause(partition)  # at once, so that no records are fetched only to be dropped
+                consumer.pause(partition)
                 consumer.seek(partition, offset)
         return bool(polled)
 

@@ -322,11 +322,15 @@ class Waits:
         self._partitions: dict[TopicPartition, _Waiting] = {}
 
     def offer(self, partition: TopicPartition, polled: Sequence[Delayed], now_ms: int) -> int | None:
-        """Keep the polled records of a partition; return the offset to seek back to, or None if all are kept."""
+        """Keep the polled records of a partition; return the offset to seek back to, or None if all are kept.
+
+        The caller pauses a partition at once that it seeks in, so that no records are fetched only to be dropped.
+        """
         waiting = self._partitions.setdefault(partition, _Waiting())
         for delayed in polled:
             if delayed.ready_ms > now_ms + HORIZON_MS:
                 waiting.fetch_at_ms = delayed.ready_ms - LEAD_MS
+                waiting.paused = True
                 return delayed.record.offset
             waiting.held.append(delayed)
         return None

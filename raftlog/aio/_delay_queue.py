@@ -374,7 +374,7 @@ class DelayQueue:
         polled = await consumer.poll(before.timeout_s, POLLED_MAX)
         for partition, offset in self._reading.after_poll(polled).items():
             with unless_lost:
-                consumer.pause(partition)  # at once, so that no records are fetched only to be dropped
+                consumer.pause(partition)
                 consumer.seek(partition, offset)
         return bool(polled)
 
