@@ -408,7 +408,3 @@ def code_of(error: RaftlogError) -> int:
     """Return Kafka's code. Members give up at REQUEST_TIMED_OUT, and look for the coordinator at another one."""
     code = errors.code_of(error, of_coordinator=True)
     return errors.COORDINATOR_NOT_AVAILABLE if code == errors.REQUEST_TIMED_OUT else code
-
-
-def _code_in(result: group_pb2.CommitOffsetResult) -> int:
-    return code_of(errors.error_of(result.error)) if result.HasField("error") else errors.NONE
