@@ -102,7 +102,7 @@ _GIVES_WAY = pytest.StashKey[bool]()
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Let the worker that runs Spark have the processor first, for Spark's ten seconds (see `SPARK`).
 
-    Linux shares the processor out to sessions first; priorities count within a session only (`sched(7)`, autogroup).
+    Linux divides the cores among sessions first; priorities count within a session only (`sched(7)`, autogroup).
     So nothing that tests start has a session of its own: servers and Sparks have process groups.
     """
     config = item.config

@@ -324,7 +324,7 @@ class Waits:
     def offer(self, partition: TopicPartition, polled: Sequence[Delayed], now_ms: int) -> int | None:
         """Keep the polled records of a partition; return the offset to seek back to, or None if all are kept.
 
-        The caller pauses a partition at once that it seeks in, so that no records are fetched only to be dropped.
+        If it is an offset, the caller pauses the partition and seeks: what it fetched meanwhile would only be dropped.
         """
         waiting = self._partitions.setdefault(partition, _Waiting())
         for delayed in polled:

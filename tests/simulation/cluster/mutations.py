@@ -107,8 +107,8 @@ CLUSTER_MUTATIONS: dict[str, Mutation] = {
         _in("_client.stages:StageWork.finish", "await self.engine.drain()", "pass"),
     ),
     # What a hostile client does with producer ids
-    "ids that belong to nobody": _bug(
-        "a plain batch may carry any producer id, even one that was never given out, or of another's transaction",
+    "producer ids without a check": _bug(
+        "a plain batch is accepted with any producer id: one that was never issued, or one of another user",
         Rewrite(
             "broker.coordinator.transactions.verifier:ProducerChecks.check_id",
             "self._check_bound(self._principal, producer_id)",

@@ -134,8 +134,8 @@ BROKER_MUTATIONS: dict[str, Mutation] = {
             "high_watermark=durable",
         ),
     ),
-    "nobody has to confirm": _bug(
-        "the high watermark does not wait for a follower in sync that has not fetched in this epoch yet",
+    "followers are not waited for": _bug(
+        "the high watermark rises without an in-sync follower that has not yet fetched in this leader epoch",
         Rewrite(
             "replication.leader:high_watermark",
             "if durable is None:\n            return current",

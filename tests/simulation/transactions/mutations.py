@@ -52,8 +52,8 @@ def takes_requests_of_any_epoch(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(coordinator, "check_owner", planted)
 
 
-def fences_nobody(patch: pytest.MonkeyPatch) -> None:
-    """InitProducerId of a new process does not raise the epoch, so that the old process is not fenced."""
+def does_not_fence(patch: pytest.MonkeyPatch) -> None:
+    """InitProducerId keeps the epoch, so a process that was replaced can still write."""
     original = coordinator.init
 
     def planted(known: Transaction | None, *rest: Any) -> Outcome:
@@ -263,7 +263,7 @@ MUTATIONS: list[Plant] = [
     ends_nothing_without_a_new_epoch,
     gives_the_next_transaction_the_epoch_of_the_last,
     takes_requests_of_any_epoch,
-    fences_nobody,
+    does_not_fence,
     lets_a_producer_go_on_in_its_epoch,
     forgets_markers_at_a_failover,
     begins_while_markers_are_missing,

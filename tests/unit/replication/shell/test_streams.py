@@ -502,7 +502,7 @@ def test_a_connection_that_does_not_close_holds_up_no_other(monkeypatch: pytest.
         insecure_channel = aio.insecure_channel
 
         def dial(address: str, options: Any) -> Any:
-            if address != "127.0.0.1:1":  # somebody else's, in another thread of this process
+            if address != "127.0.0.1:1":  # the channel of another client in this process
                 return insecure_channel(address, options)
             dials.append(address)
             return StuckChannel(may_end)
