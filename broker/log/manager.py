@@ -245,8 +245,8 @@ class RemovedLogs:
             self.garbage += left
 
 
-Progress = Callable[[int, int, str], None]
-"""(logs opened, logs in all, directory of the last one opened)"""
+Progress = Callable[[int, int, int], None]
+"""(logs whose partition is known, logs opened, logs in all); damaged ones count too"""
 OnDirOffline = Callable[[str, BaseException, Sequence[PartitionLog]], None]
 
 
@@ -454,15 +454,16 @@ class LogManager:
                 raise StorageError(f"no log directory works: {reasons}")
             # The directories take turns, so that all disks have work from the beginning.
             found = [each for turn in zip_longest(*in_dirs) for each in turn if each is not None]
-            identified = self._identify(found)
+            told = progress or (lambda identified, opened, total: None)
+            identified = self._identify(found, told)
             others = len(found) - len(identified)
+            told(len(found), others, len(found))
             # Closed, so that no thread works on once the directories are released.
             with contextlib.closing(self._each(self._open_log, identified)) as opened:
-                for number, ((log_dir, path, metadata), log) in enumerate(zip(identified, opened, strict=True), 1):
+                for number, ((log_dir, _, metadata), log) in enumerate(zip(identified, opened, strict=True), 1):
                     if log is not None:
                         self._add(log_dir, metadata, log)
-                    if progress is not None:
-                        progress(others + number, len(found), path)
+                    told(len(found), others + number, len(found))
             self._unread_dirs = [log_dir for log_dir in self._dirs if log_dir.offline_reason is not None]
             self._list_missing()
             self._remove_used_marks()
@@ -472,10 +473,11 @@ class LogManager:
                 log_dir.release()
             raise
 
-    def _identify(self, found: Sequence[tuple[LogDir, str]]) -> list[_Identified]:
+    def _identify(self, found: Sequence[tuple[LogDir, str]], told: Progress) -> list[_Identified]:
         """Return the logs that are to be opened: neither known to be damaged nor claimed by two directories."""
         good: dict[PartitionKey, _Identified] = {}
-        for log_dir, path in found:
+        for number, (log_dir, path) in enumerate(found):
+            told(number, 0, len(found))
             metadata: PartitionMetadata | None = None
             if log_dir.offline_reason is not None:
                 continue

@@ -21,7 +21,8 @@ Answer = tuple[int, dict[str, Any]]
 
 
 class Health:
-    """A node's state for probes. Written on the event loop, read from other threads.
+    """A node's state for probes. Written on the event loop, and by the thread that recovers logs;
+    read from other threads.
 
     Phases: starting -> recovering -> joining -> serving -> stopping; only forward. A timer on the loop calls `beat`.
     `why_not` returns why a node in the phase serving does not serve at the moment, "" if it does.
@@ -32,8 +33,7 @@ class Health:
         self._liveness_timeout_ms = liveness_timeout_ms
         self._beat_ms = clock.monotonic_ms()
         self._phase = "starting"
-        self._recovered = 0
-        self._of = 0
+        self._recovery: dict[str, int] = {}
         self._started = False
         self.why_not: Callable[[], str] = lambda: ""
 
@@ -41,9 +41,15 @@ class Health:
         """Note that the event loop has turned."""
         self._beat_ms = self._clock.monotonic_ms()
 
-    def recovering(self, recovered: int, of: int) -> None:
-        """Note that `recovered` of `of` logs are recovered."""
-        self._phase, self._recovered, self._of = "recovering", recovered, of
+    def recovering(self, identified: int, recovered: int, of: int) -> None:
+        """Note that of `of` logs the metadata of `identified` is read, and `recovered` are recovered."""
+        self._phase = "recovering"
+        self._recovery = {"identified": identified, "recovered": recovered, "of": of}
+
+    @property
+    def recovery(self) -> dict[str, int]:
+        """The numbers that `recovering` noted last, by its parameters; empty: none yet."""
+        return self._recovery
 
     def joining(self) -> None:
         """Note that the logs are recovered and the node joins the cluster."""
@@ -65,9 +71,7 @@ class Health:
 
     def startup(self) -> Answer:
         """Answer `/startupz`."""
-        document: dict[str, Any] = {"started": self._started, "phase": self._phase}
-        if self._of:
-            document |= {"recovered": self._recovered, "of": self._of}
+        document: dict[str, Any] = {"started": self._started, "phase": self._phase, **self._recovery}
         return (OK if self._started else UNAVAILABLE), document
 
     def ready(self) -> Answer:

@@ -15,7 +15,7 @@ import logging
 import os
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from importlib.metadata import entry_points
@@ -87,22 +87,27 @@ from replication.token_bucket import TokenBucket
 logger = logging.getLogger(__name__)
 
 
-def open_logs(logs: LogManager, cluster_id: str, node_id: int, clock: Clock, health: Health) -> None:
-    """Recover the logs, and log every tenth of a long recovery. Blocks; call it in a thread.
+SAY_RECOVERING_EVERY_S: Final = 5.0
+
+
+async def open_logs(
+    disk: Executor, logs: LogManager, cluster_id: str, node_id: int, clock: Clock, health: Health
+) -> None:
+    """Recover the logs in a thread of `disk`, and log every five seconds how many are done.
 
     Raises:
         RaftlogError: as `LogManager.open`.
     """
-    shown, started_ms = 0, clock.monotonic_ms()
-
-    def progress(opened: int, total: int, directory: str) -> None:
-        nonlocal shown
-        health.recovering(opened, total)
-        if opened * 10 // total > shown and total >= 100:
-            shown = opened * 10 // total
-            logger.info("recovering logs", extra={"event": "logs_recovering", "opened": opened, "total": total})
-
-    logs.open(cluster_id=cluster_id, node_id=node_id, progress=progress)
+    started_ms = clock.monotonic_ms()
+    recover = partial(logs.open, cluster_id=cluster_id, node_id=node_id, progress=health.recovering)
+    opening = asyncio.get_running_loop().run_in_executor(disk, recover)
+    try:
+        while not (await asyncio.wait((opening,), timeout=SAY_RECOVERING_EVERY_S))[0]:
+            # Also while the numbers stand still: one large log takes long, and so does listing the directories of many.
+            logger.info("recovering logs", extra={"event": "logs_recovering", **health.recovery})
+    finally:
+        opening.cancel()  # if the start was cancelled; then no caller asks for the result
+    await opening
     logger.info(
         "logs recovered",
         extra={
@@ -384,8 +389,8 @@ class BrokerRole:
             RaftlogError: the start failed; `stack` stops the parts already started.
         """
         cluster_id = self._metadata.image.cluster_id
-        recover = partial(open_logs, self._logs, cluster_id, self._config.node_id, self._clock, self._observed.health)
-        await asyncio.get_running_loop().run_in_executor(self._disk, recover)
+        health = self._observed.health
+        await open_logs(self._disk, self._logs, cluster_id, self._config.node_id, self._clock, health)
         stack.push_async_callback(self._close_logs)
         self._facts.logs = self._logs
 

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
@@ -39,6 +40,7 @@ REPLICAS: Final = 3
 _FACTOR = "default.replication.factor"
 _METRICS = "metrics.listener"
 _LOOK_AFTER_S = 0.5
+_TELL_EVERY_S = 5.0
 _CONNECT_S = 0.2
 _CLEANLY = "with exit code 0"
 """The ending of a server after SIGTERM."""
@@ -140,7 +142,8 @@ def up(
                 for at, node_id in enumerate(cluster.node_ids, start=metrics_port):
                     cluster.configure(node_id, {_METRICS: f"{_HOST}:{at}"})
                     ports.append(at)
-            stack.enter_context(cluster)
+            with _telling_what_takes_long(cluster):
+                stack.enter_context(cluster)
         except AskedToEnd as asked:
             raise typer.Exit(asked.exit_code) from None
         except ServerFailed as failed:
@@ -162,6 +165,33 @@ def up(
                 raise typer.Exit(1 if watch.failed else 0)
         print_note("stopping")
         watch.tell_still_running()
+
+
+@contextmanager
+def _telling_what_takes_long(cluster: Cluster) -> Iterator[None]:
+    """Print, every five seconds within the block, the last log line of each server that runs and is not ready."""
+    done = threading.Event()
+
+    def tell() -> None:
+        while not done.wait(_TELL_EVERY_S):
+            for node_id in cluster.node_ids:
+                if not cluster.is_running(node_id) or _ready_file(cluster, node_id).exists():
+                    continue
+                if last := cluster.log_tail(node_id).rpartition("\n")[2]:
+                    print_note(f"server {node_id} is not ready yet; its log ends with: {last}")
+
+    thread = threading.Thread(target=tell, name="telling", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def _ready_file(cluster: Cluster, node_id: int) -> Path:
+    """Return the file that a server has while it is ready."""
+    return cluster.config_file(node_id).with_name("ready.json")
 
 
 def _taken(ports: Iterable[int]) -> str:
@@ -225,7 +255,7 @@ class _Watch:
 
     def _tell_end(self, node_id: int) -> None:
         cluster = self._cluster
-        cluster.config_file(node_id).with_name("ready.json").unlink(missing_ok=True)
+        _ready_file(cluster, node_id).unlink(missing_ok=True)
         if cluster.ending(node_id) == _CLEANLY:
             print_note(f"server {node_id} has stopped")
         else:

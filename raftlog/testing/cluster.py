@@ -49,7 +49,8 @@ class Cluster:
         kafka: servers also listen for Kafka clients, see `kafka_bootstrap`; with `port`, at ports higher by 100. `tls`
             and `users` apply to this listener too.
         racks: racks of servers, by id (`{1: "a", 2: "b"}`); other servers have none.
-        start_timeout_s: how long servers may take to become ready.
+        start_timeout_s: how long servers may take to become ready; those that recover logs may take longer, until they
+            make no progress for ten minutes.
         config: server keys as in the configuration file (`{"log.segment.bytes": 1048576}`).
         **more_config: the same with underscores (`log_segment_bytes=1048576`).
 
@@ -271,7 +272,7 @@ class Cluster:
         """Wait until a server is ready that was started without `wait`.
 
         Raises:
-            ServerFailed: the server ended, or was not ready within `start_timeout_s` from now and was killed.
+            ServerFailed: the server ended, or was not ready in time (`start_timeout_s` from now) and was killed.
         """
         self._server(node_id).wait_ready(time.monotonic() + self._start_timeout_s)
 

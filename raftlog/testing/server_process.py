@@ -21,6 +21,12 @@ ConfigValue = str | int | float | bool
 
 _LOG_TAIL_LINES = 25
 _READY_POLL_S = 0.01
+_RECOVERING = "recovering logs"
+"""A server logs this every five seconds while it recovers its logs; the rest of the line is how far it is."""
+_AFTER_RECOVERING_S = 30.0
+"""The least time that a server has for the rest of its start after such a line."""
+_SAME_PROGRESS_MAX = 120
+"""A server hangs that has logged the same progress so often; it has ten minutes for a single log."""
 
 _starter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="raftlog-server-starter")
 """A server dies with the thread that started it; this thread lives until the interpreter ends."""
@@ -138,6 +144,8 @@ class ServerProcess:
     def wait_ready(self, deadline_s: float) -> None:
         """Wait until the server is ready; `deadline_s`: on the monotonic clock.
 
+        A server that still recovers its logs then has more time, unless it has made no progress for ten minutes.
+
         Raises:
             ServerFailed: it ended, or was not ready in time and was killed.
         """
@@ -189,10 +197,17 @@ class ServerProcess:
         self._launched_at_s = time.monotonic()
 
     def _wait_ready(self, deadline_s: float) -> None:
+        seen = 0
         while not self._ready_file.exists():
             if not self.is_running:
                 raise ServerFailed(self._describe(f"ended {self.ending} while starting"))
             if time.monotonic() > deadline_s:
+                lines = self._log_since_start().splitlines()
+                progress = [line.partition(_RECOVERING)[2] for line in lines if _RECOVERING in line]
+                hangs = len(progress) >= _SAME_PROGRESS_MAX and len(set(progress[-_SAME_PROGRESS_MAX:])) == 1
+                if len(progress) > seen and not hangs:
+                    seen, deadline_s = len(progress), time.monotonic() + _AFTER_RECOVERING_S
+                    continue
                 waited_s = time.monotonic() - self._launched_at_s
                 self.kill()
                 raise ServerFailed(self._describe(f"is not ready after {waited_s:.0f} s"))
@@ -252,14 +267,17 @@ class ServerProcess:
 
     def log_tail(self) -> str:
         """Return the last lines of the log since the last start; lines with `error:` come last."""
+        lines = self._log_since_start().splitlines()
+        lines.sort(key=lambda line: line.startswith("error:"))  # stable
+        return "\n".join(lines[-_LOG_TAIL_LINES:])
+
+    def _log_since_start(self) -> str:
         try:
             with self.log_file.open("rb") as log:
                 log.seek(self._log_begins_at)
-                lines = log.read().decode(errors="replace").splitlines()
+                return log.read().decode(errors="replace")
         except OSError:
             return ""
-        lines.sort(key=lambda line: line.startswith("error:"))  # stable
-        return "\n".join(lines[-_LOG_TAIL_LINES:])
 
     def _spawn(self, command: list[str]) -> subprocess.Popen[bytes]:
         with open(self.log_file, "ab", opener=private) as log:

@@ -42,8 +42,13 @@ def test_a_node_is_alive_while_its_loop_turns() -> None:
 def test_recovery_is_no_reason_to_kill_and_shows_how_far_it_is() -> None:
     health = Health(Clock(), 10_000)
     assert health.startup() == (503, {"started": False, "phase": "starting"})
-    health.recovering(3, 40)
-    assert health.startup() == (503, {"started": False, "phase": "recovering", "recovered": 3, "of": 40})
+    health.recovering(20, 0, 40)
+    assert health.startup()[1] == {"started": False, "phase": "recovering", "identified": 20, "recovered": 0, "of": 40}
+    health.recovering(40, 3, 40)
+    assert health.startup() == (
+        503,
+        {"started": False, "phase": "recovering", "identified": 40, "recovered": 3, "of": 40},
+    )
     assert health.ready() == (503, {"ready": False, "reason": "the node is recovering"})
     assert health.live()[0] == 200
     health.joining()

@@ -1,8 +1,9 @@
-"""`raftlog up` where the packages of the console are not installed."""
+"""`raftlog up` where the packages of the console are not installed, and where servers take long to start."""
 
 from __future__ import annotations
 
 import signal
+import threading
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -54,3 +55,34 @@ def test_a_console_that_is_asked_for_is_an_error(run: Run) -> None:
     ran = run("up", "--console")
     assert (ran.code, ran.out) == (1, "")
     assert NEEDED in ran.err
+
+
+class Slow(Ended):
+    """A cluster whose server recovers its logs until its log has been read three times."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        super().__init__()
+        self._looks = 0
+        self._long_enough = threading.Event()
+
+    def __enter__(self) -> None:
+        assert self._long_enough.wait(60.0), "nothing is said"
+
+    def is_running(self, node_id: int) -> bool:
+        return not self._long_enough.is_set()
+
+    def log_tail(self, node_id: int) -> str:
+        self._looks += 1
+        if self._looks == 3:
+            self._long_enough.set()
+        return f"node_starting\nrecovering logs [recovered={self._looks} of=9]"
+
+
+def test_a_start_that_takes_long_says_what_it_waits_for(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(servers, "Cluster", Slow)
+    monkeypatch.setattr(servers, "_TELL_EVERY_S", 0.01)
+    ran = run("up", "--no-console")
+    assert ran.code == 0, ran.err
+    assert "server 1 is not ready yet; its log ends with: recovering logs [recovered=1 of=9]\n" in ran.err
+    assert "[recovered=2 of=9]" in ran.err
+    assert "node_starting" not in ran.err
