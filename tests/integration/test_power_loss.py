@@ -205,8 +205,12 @@ def test_the_power_goes_at_random(tmp_path: Path, seed: int) -> None:
 
 @pytest.mark.parametrize("lie", [f"{TOPIC}-*/*.log", pytest.param(f"{TOPIC}-?", marks=pytest.mark.long)])
 def test_records_that_were_never_synced_are_missed(tmp_path: Path, lie: str) -> None:
-    """The fsync of logs, or of directories, does nothing: acknowledged records are lost, which the test notices."""
-    with powered_cluster(tmp_path, Random(3), lie=lie, config={"log.segment.bytes": 1024}) as powered:
+    """The fsync of logs, or of directories, does nothing: acknowledged records are lost, which the test notices.
+
+    Servers would notice too, by what they write down of their logs now and then, and serve none of these partitions.
+    """
+    config = {"log.segment.bytes": 1024, "replica.high.watermark.checkpoint.interval.ms": 3_600_000}
+    with powered_cluster(tmp_path, Random(3), lie=lie, config=config) as powered:
         make_topics(powered, partitions := 6)
         appends = AppendWorkload(powered.cluster.bootstrap, partitions, racks={})
         for appender in appends.appenders:
