@@ -16,7 +16,7 @@ from tests.support.history.transactions import History, Transaction, check
 
 TIMEOUT_MS: Final = 10_000
 _END_S: Final = 180.0
-_PAUSE_S: Final = 0.02
+_PAUSE_S: Final = 0.1
 _COMMIT_SHARE: Final = 0.75
 
 Places = dict[int, list[tuple[int, bytes]]]

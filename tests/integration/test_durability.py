@@ -139,7 +139,7 @@ def torment(directory: Path, records: int, rate: int, least_faults: int) -> Brea
     with WatchedCluster(nodes=3, racks=RACKS, directory=directory) as cluster:
         with Admin(cluster.bootstrap) as admin:
             admin.create_topic(TOPIC, PARTITIONS, replication_factor=3, configs={"min.insync.replicas": "2"})
-        writes = DurableWrites(cluster.bootstrap, PARTITIONS, writers=WRITERS, rate=rate)
+        writes = DurableWrites(cluster.bootstrap, PARTITIONS, writers=WRITERS, rate=rate, records=records)
         breaker = Breaker(cluster, writes, Random(7))
         begun_s = time.monotonic()
         with Recorder(cluster, TOPIC, PROGRESS_S, lambda: of_durable_writes(writes)) as notes:
@@ -162,7 +162,7 @@ def torment(directory: Path, records: int, rate: int, least_faults: int) -> Brea
 
 
 def test_nothing_of_a_hundred_thousand_records_is_lost(tmp_path: Path) -> None:
-    torment(tmp_path, 100_000, rate=9_000, least_faults=3)
+    torment(tmp_path, 100_000, rate=3_000, least_faults=3)
 
 
 @pytest.mark.long

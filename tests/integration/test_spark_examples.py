@@ -228,11 +228,12 @@ def files_of(archive: Path) -> list[str]:
     return sorted(found)
 
 
+@pytest.mark.parametrize("kills", [(), pytest.param((1,), marks=pytest.mark.long)], ids=["calm", "killed"])
 def test_the_archive_has_every_record_once_and_says_what_is_wrong(
-    cluster: Cluster, flights: tuple[Path, pa.Table], tmp_path: Path
+    cluster: Cluster, flights: tuple[Path, pa.Table], tmp_path: Path, kills: tuple[int, ...]
 ) -> None:
     _, table = flights
-    topic = make_topic(cluster, "archived")
+    topic = make_topic(cluster, f"archived-{len(kills)}")
     send(cluster, table, topic)
     bad = [b"{", b"[1]", b'{"number": 1}', b'{"time_hour": "2013-01-05T10:00:00Z", "origin": "JFK"}', None]
     late = b'{"time_hour": "2013-01-05T10:00:00Z", "origin": "JFK", "dest": "LAX", "dep_delay": 5000}'
@@ -243,7 +244,7 @@ def test_the_archive_has_every_record_once_and_says_what_is_wrong(
     archive, checkpoint = tmp_path / "archive", tmp_path / "checkpoint"
     named = ("--bootstrap", cluster.bootstrap, "--topic", topic, "--archive", str(archive))
     example = Example("archive", tmp_path, *named, "--checkpoint", str(checkpoint), "--max-events", "1500")
-    example.run_with_kills(checkpoint / "commits", (1,))
+    example.run_with_kills(checkpoint / "commits", kills)
     report = json.loads((archive / "_report.json").read_text())
     assert (report["records"], report["missing"], report["doubled"]) == (_FLIGHTS + len(bad) + 1, 0, 0)
     assert report["problems"] == {

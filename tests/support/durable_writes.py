@@ -22,6 +22,9 @@ RECORD: Final = np.dtype([("writer", ">u4"), ("number", ">u8"), ("rest", "V52")]
 """A value: its sender, and its number among the values that this sender sent to this partition."""
 _REST: Final = b"\xa5" * 52
 _STEP_S: Final = 0.01
+_TRICKLE: Final = 100
+"""Records that a writer sends a second once it has sent its share: then a slow machine, where faults take longer, has
+no more to check in the end than a quick one."""
 _MOST_OPEN: Final = 20_000
 """Records without an answer, above which a writer waits."""
 _FLUSH_S: Final = 180.0
@@ -29,9 +32,12 @@ _READ_S: Final = 300.0
 
 
 class Writer(threading.Thread):
-    """An idempotent producer with acks=all that sends `rate` records a second, in turn to all partitions."""
+    """An idempotent producer with acks=all that sends to all partitions in turn, `share` records at `rate` a second.
 
-    def __init__(self, number: int, bootstrap: str, partitions: int, rate: int) -> None:
+    It goes on until it is told that it is over, slowly.
+    """
+
+    def __init__(self, number: int, bootstrap: str, partitions: int, rate: int, share: int) -> None:
         super().__init__(name=f"writer-{number}", daemon=True)
         self.number = number
         self.over = threading.Event()
@@ -41,7 +47,7 @@ class Writer(threading.Thread):
         self.sent_at = [array("d") for _ in range(partitions)]
         self.answered_at = [array("d") for _ in range(partitions)]
         self.errors: list[BaseException] = []
-        self._burst = max(1, int(rate * _STEP_S))
+        self._rate, self._share = rate, share
         self._producer = Producer(bootstrap, acks="all", linger_ms=2, delivery_timeout_ms=600_000, retries=2**31 - 1)
 
     def run(self) -> None:
@@ -50,7 +56,8 @@ class Writer(threading.Thread):
             with self._producer as producer:
                 while not self.over.wait(_STEP_S):
                     if sent - self.acknowledged < _MOST_OPEN:
-                        for _ in range(self._burst):
+                        rate = self._rate if sent < self._share else _TRICKLE
+                        for _ in range(max(1, int(rate * _STEP_S))):
                             self._send(producer, sent % len(self.offsets))
                             sent += 1
                 producer.flush(_FLUSH_S)
@@ -77,12 +84,16 @@ class Writer(threading.Thread):
 
 
 class DurableWrites:
-    """`start`, break things, `stop`; then `check` what every replica has."""
+    """`start`, break things, `stop`; then `check` what every replica has.
 
-    def __init__(self, bootstrap: str, partitions: int, *, writers: int, rate: int) -> None:
+    The first `records` are sent at `rate` a second, by all writers together; then it goes on slowly.
+    """
+
+    def __init__(self, bootstrap: str, partitions: int, *, writers: int, rate: int, records: int) -> None:
         self._bootstrap = bootstrap
         self._partitions = range(partitions)
-        self.writers = [Writer(number, bootstrap, partitions, rate // writers) for number in range(writers)]
+        share = -(-records // writers)
+        self.writers = [Writer(number, bootstrap, partitions, rate // writers, share) for number in range(writers)]
 
     def start(self) -> None:
         """Begin."""

@@ -21,7 +21,7 @@ from raftlog._consumer import RebalanceListener
 from raftlog.errors import FencedError, RaftlogError
 
 _POLL_S = 0.2
-_WORK_S = 0.01
+_WORK_S = 0.05
 
 
 class Notes:

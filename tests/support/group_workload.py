@@ -23,7 +23,7 @@ from tests.support.group_notes import Noted, noted, read_events
 TOPIC = "chaos"
 GROUP = "workers"
 _ROOT = Path(__file__).parents[2]
-_SEND_PAUSE_S = 0.004
+_SEND_PAUSE_S = 0.02
 _OBSERVE_PAUSE_S = 0.1
 _END_S = 90.0
 

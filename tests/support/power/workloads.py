@@ -16,6 +16,8 @@ from raftlog import Admin, Consumer, Producer, TopicPartition
 from raftlog.errors import RaftlogError, TopicAlreadyExists, UnknownTopicOrPartition
 
 _CALL_S: Final = 10.0
+_PAUSE_S: Final = 0.05
+"""Between two transactions, commits or changes of topics: clients that take the whole machine starve the servers."""
 _READ_S: Final = 90.0
 _JOIN_S: Final = 180.0
 
@@ -68,7 +70,7 @@ class Topics(Client):
 
     def work(self) -> None:
         with Admin(self.bootstrap) as admin:
-            while not self.over.wait(0.05):
+            while not self.over.wait(_PAUSE_S):
                 if len(self._made) > 3 and self.chance.random() < 0.5:
                     self._remove_topic(admin)
                 else:
@@ -132,7 +134,7 @@ class Transactions(Client):
     def work(self) -> None:
         try:
             with Producer(self.bootstrap, transactional_id=self._id, linger_ms=0, max_block_ms=30_000) as producer:
-                while not self.over.is_set():
+                while not self.over.wait(_PAUSE_S):
                     self._transact(producer)
         except RaftlogError:
             time.sleep(0.1)  # the next one with this id ends what is open
@@ -203,7 +205,7 @@ class Commits(Client):
     def work(self) -> None:
         with Consumer(self.bootstrap, group_id=self._group, enable_auto_commit=False) as consumer:
             consumer.assign([self._at])
-            while not self.over.wait(0.01):
+            while not self.over.wait(_PAUSE_S):
                 with self._lock:
                     self._asked += 1
                     try:
