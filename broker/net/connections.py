@@ -20,7 +20,7 @@ import socket
 import stat
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import takewhile
 from typing import Final, NamedTuple, TypeVar
@@ -514,33 +514,51 @@ class ConnectionWatch:
         return self._scan(known), time.thread_time() - begun_s
 
     def _scan(self, known: frozenset[int]) -> tuple[list[_Found], set[int]]:
-        """Return the sockets that are new, and the inodes of all."""
-        found, present = [], set()
-        for name in os.listdir(_DESCRIPTORS):
-            try:
-                status = os.fstat(int(name))
-            except OSError:  # closed meanwhile
-                continue
-            if stat.S_ISSOCK(status.st_mode):
-                present.add(status.st_ino)
-                if status.st_ino not in known:
-                    socket_ = self._found(int(name), status.st_ino)
-                    if socket_ is not None:
-                        found.append(socket_)
-        return found, present
+        return _sockets_at(self._port, known)
 
-    def _found(self, fd: int, inode: int) -> _Found | None:
-        """Return what the socket is, None if it is gone."""
+
+def _sockets_at(port: int, known: frozenset[int]) -> tuple[list[_Found], set[int]]:
+    """Return the process's sockets that are not `known`, and the inodes of all; only those at `port` have a host."""
+    found, present = [], set()
+    for name in os.listdir(_DESCRIPTORS):
         try:
-            with _socket_of(fd, inode) as own:
-                if own is None:
-                    return None
-                if own.family in (socket.AF_INET, socket.AF_INET6) and own.getsockname()[1] == self._port:
-                    host, port = own.getpeername()[:2]
-                    return _Found(fd, inode, canonical_host(str(host)), port)
-        except OSError:
-            pass  # the listening socket, or a connection that has just ended
-        return _Found(fd, inode, "", 0)
+            status = os.fstat(int(name))
+        except OSError:  # closed meanwhile
+            continue
+        if stat.S_ISSOCK(status.st_mode):
+            present.add(status.st_ino)
+            if status.st_ino not in known:
+                socket_ = _found(port, int(name), status.st_ino)
+                if socket_ is not None:
+                    found.append(socket_)
+    return found, present
+
+
+def _found(local_port: int, fd: int, inode: int) -> _Found | None:
+    """Return what the socket is, None if it is gone."""
+    try:
+        with _socket_of(fd, inode) as own:
+            if own is None:
+                return None
+            if own.family in (socket.AF_INET, socket.AF_INET6) and own.getsockname()[1] == local_port:
+                host, port = own.getpeername()[:2]
+                return _Found(fd, inode, canonical_host(str(host)), port)
+    except OSError:
+        pass  # the listening socket, or a connection that has just ended
+    return _Found(fd, inode, "", 0)
+
+
+def shut_down_peers(port: int, peers: Iterable[str]) -> None:
+    """Shut down the connections of gRPC peers, `ipv4:127.0.0.1:4321`, at a port of this process. For any thread.
+
+    Raises:
+        OSError: no descriptor is left to look with.
+    """
+    addresses = {address_of(peer) for peer in peers}
+    found, _ = _sockets_at(port, frozenset())
+    for each in found:
+        if (each.host, each.port) in addresses:
+            _shut_down(each)
 
 
 def address_of(peer: str) -> tuple[str, int]:

@@ -12,12 +12,13 @@ method.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import logging
 import math
 import time
 from abc import abstractmethod
-from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, Final, NamedTuple, NoReturn
 from urllib.parse import unquote
@@ -26,7 +27,7 @@ import grpc
 from google.protobuf.message import DecodeError
 from grpc import aio
 
-from broker.net.revocation import RevocationLists
+from broker.net.revocation import LOOK_EVERY_S, RevocationLists
 from broker.observability.counters import Counters
 from raftlog._client.connections import refuse
 from raftlog._core.security.acls import canonical_host
@@ -189,8 +190,20 @@ def _bounded(parse: Callable[[bytes], Any], most_bytes: int | None, *, is_stream
 _KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
 
 
+class _Peer:
+    """A connection with open calls. `is_ended`: it was closed since its certificate is revoked."""
+
+    __slots__ = ("calls", "certificate", "is_ended", "nodes")
+
+    def __init__(self, certificate: bytes, nodes: frozenset[int]) -> None:
+        self.certificate = certificate
+        self.nodes = nodes
+        self.calls = 0
+        self.is_ended = False
+
+
 class NodesOnly(RewrittenHandlers):
-    """Refuses calls whose certificate names no node, or is revoked.
+    """Refuses calls whose certificate names no node, or is revoked. `watch` runs as a task.
 
     Handlers read the node ids that it names from `peer_nodes`.
     """
@@ -198,18 +211,90 @@ class NodesOnly(RewrittenHandlers):
     def __init__(self, revoked: RevocationLists | None = None) -> None:
         super().__init__()
         self._revoked = revoked
+        self._peers: dict[str, _Peer] = {}
+        """Connections with calls; followed only if certificates may be revoked."""
+        self._logged = Rarely()
+
+    @property
+    def followed(self) -> int:
+        """How many connections with open calls are followed."""
+        return len(self._peers)
 
     def rewrite(self, method: str, handler: Any) -> Any:
         """Return the handler with a check of the certificate before it."""
         return preceded(handler, self._identify)
 
+    async def watch(self, end_connections: Callable[[Collection[str]], Awaitable[None]]) -> None:
+        """Read lists that have changed, and close the connections of nodes that they revoke, for ever.
+
+        `end_connections`: closes the connections of peers; raises OSError if it cannot look for them.
+        """
+        while self._revoked is not None:
+            await asyncio.sleep(LOOK_EVERY_S)
+            await self._revoked.fresh()
+            try:
+                await self.end_revoked(end_connections)
+            except OSError as error:
+                if self._logged.may_log("end", 1_000 * time.monotonic()):
+                    logger.error("connections with revoked certificates could not be closed: %s", error)
+
+    async def end_revoked(self, end_connections: Callable[[Collection[str]], Awaitable[None]]) -> None:
+        """Close the connections that have open calls and whose certificates are revoked. Log each once."""
+        revoked = self._revoked
+        if revoked is None:
+            return
+        found = {name: peer for name, peer in self._peers.items() if revoked.is_revoked(peer.certificate)}
+        if not found:
+            return
+        await end_connections(found)
+        new = {name: peer for name, peer in found.items() if not peer.is_ended}
+        if new:
+            logger.error(
+                "closed connections of nodes: their certificates have been revoked",
+                extra={
+                    "event": "revoked_nodes_disconnected",
+                    "nodes": sorted(set().union(*(peer.nodes for peer in new.values()))),
+                    "peers": sorted(new),
+                },
+            )
+        for peer in new.values():
+            peer.is_ended = True
+
     async def _identify(self, context: Any) -> None:
         if self._revoked is not None:
             await self._revoked.fresh()
-            if self._revoked.is_revoked(certificate_of(context.auth_context())):
-                logger.error("refused a call: the certificate has been revoked", extra={"peer": context.peer()})
-                await refuse(context, grpc.StatusCode.UNAUTHENTICATED, AuthenticationFailed(REVOKED))
+            certificate = certificate_of(context.auth_context())
+            if self._revoked.is_revoked(certificate):
+                await self._refuse(context)
+            if certificate:
+                self._follow(context, certificate)
         await _identify(context)
+
+    async def _refuse(self, context: Any) -> NoReturn:
+        nodes = sorted(node_ids_of(context.auth_context()) or ())
+        key = host_of(context.peer()), *nodes
+        if self._logged.may_log(key, 1_000 * time.monotonic()):
+            logger.error(
+                "refused a call: the certificate has been revoked", extra={"peer": context.peer(), "nodes": nodes}
+            )
+        await refuse(context, grpc.StatusCode.UNAUTHENTICATED, AuthenticationFailed(REVOKED))
+
+    def _follow(self, context: Any, certificate: bytes) -> None:
+        """Count the call among those of its connection until its task ends."""
+        name = context.peer()
+        peer = self._peers.get(name)
+        if peer is None or peer.certificate != certificate:  # of an earlier connection, whose calls are ending
+            peer = self._peers[name] = _Peer(certificate, node_ids_of(context.auth_context()) or frozenset())
+        peer.calls += 1
+
+        def leave(_: object) -> None:
+            peer.calls -= 1
+            if not peer.calls and self._peers.get(name) is peer:
+                del self._peers[name]
+
+        task = asyncio.current_task()
+        assert task is not None, "gRPC serves each call in a task"
+        task.add_done_callback(leave)
 
 
 REVOKED: Final = "the certificate has been revoked by its CA; use another one"

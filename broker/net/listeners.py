@@ -9,6 +9,7 @@ import asyncio
 import logging
 import os
 import socket
+from collections.abc import Collection
 from typing import Final
 
 import grpc
@@ -18,7 +19,14 @@ from broker.clock import Clock, SystemClock
 from broker.config.checks import WITH_TLS
 from broker.config.config import BrokerConfig
 from broker.config.endpoints import SASL_SSL
-from broker.net.connections import ConnectionLimits, ConnectionWatch, Newcomer, Newcomers, address_of
+from broker.net.connections import (
+    ConnectionLimits,
+    ConnectionWatch,
+    Newcomer,
+    Newcomers,
+    address_of,
+    shut_down_peers,
+)
 from broker.net.tls import NodeTls
 from raftlog._core.security.acls import canonical_host
 from raftlog.errors import BrokerUnavailable
@@ -108,6 +116,15 @@ class Listener:
             self._watch.end(peer, limit)
         elif self._front is not None:
             self._front.end(peer, limit)
+
+    async def end_connections(self, peers: Collection[str]) -> None:
+        """Close the connections of gRPC peers, with all calls on them, within milliseconds.
+
+        Raises:
+            OSError: no descriptor is left to look for them.
+        """
+        port = self.port if self._front is None else self._front.tls_port  # the peers of plaintext show no certificate
+        await asyncio.to_thread(shut_down_peers, port, peers)
 
     def is_connected(self, peer: str) -> bool:
         """Return whether the connection of a gRPC peer is certainly there."""

@@ -29,6 +29,8 @@ EVENTS: Final[Mapping[str, str]] = MappingProxyType(
         "oauth_keys_read": "The public keys of the tokens' issuer were read, for OAUTHBEARER, with their number.",
         "streams_ended": "Streams ended: their users' passwords have changed, the users were deleted, or their tokens "
         "have expired.",
+        "revoked_nodes_disconnected": "Connections of nodes were closed, since their certificates have been revoked; "
+        "`nodes` and `peers` name them.",
         # Limits
         "connections_refused": "Connections of an address were refused, once a minute; `limit` names the key.",
         "logins_refused": "Logins of an address were refused because there were too many at a time; once a minute.",

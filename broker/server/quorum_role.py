@@ -132,9 +132,12 @@ class _InterNodeServer:
         endpoint = Endpoint(*config.inter_node_listener)
         both = config.listener_security_migration
         credentials = None
+        self._callers: NodesOnly | None = None
+        self._watching: asyncio.Task[None] | None = None
         if tls is not None and (tls.channels is not None or both):
             credentials = tls.inter_node_credentials()
-            interceptors = (NodesOnly(tls.revoked), *interceptors)
+            self._callers = NodesOnly(tls.revoked)
+            interceptors = (self._callers, *interceptors)
         self.server = aio.server(interceptors=list(interceptors), options=INTER_NODE_OPTIONS)
         try:
             self._listener = Listener(self.server, endpoint.host, endpoint.port, credentials, both=both)
@@ -149,9 +152,15 @@ class _InterNodeServer:
         """Start serving."""
         await self.server.start()
         await self._listener.open()
+        if self._callers is not None:
+            watch = self._callers.watch(self._listener.end_connections)
+            self._watching = asyncio.create_task(watch, name="revoked nodes")
 
     async def stop(self) -> None:
         """Stop serving, and end all calls."""
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
         await self.server.stop(INTER_NODE_GRACE_S)
         await self._listener.close()
 

@@ -88,6 +88,9 @@ class LinkedCore(Protocol):
         ...
 
 
+_REFUSALS: Final = (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED)
+
+
 class OutgoingLink:
     """The stream to one peer."""
 
@@ -183,7 +186,7 @@ class OutgoingLink:
             raise BrokerUnavailable("it does not answer") from None
         except (grpc.RpcError, asyncio.InvalidStateError) as error:
             details = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
-            if isinstance(error, grpc.aio.AioRpcError) and error.code() is grpc.StatusCode.PERMISSION_DENIED:
+            if isinstance(error, grpc.aio.AioRpcError) and error.code() in _REFUSALS:
                 raise AuthorizationError(details or "it refuses this node") from None
             raise self._broken or BrokerUnavailable(in_words(details or "the connection broke")) from None
         except asyncio.CancelledError:

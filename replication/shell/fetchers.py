@@ -352,6 +352,6 @@ async def _ending(call: Any) -> RaftlogError:
         return BrokerUnavailable("it ended the stream")
     if code is grpc.StatusCode.FAILED_PRECONDITION:
         return InvalidRequestError(details or code.name)
-    if code is grpc.StatusCode.PERMISSION_DENIED:
+    if code in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED):
         return AuthorizationError(details or code.name)
     return BrokerUnavailable(in_words(details or code.name))

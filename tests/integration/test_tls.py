@@ -25,6 +25,7 @@ from raftlog.testing import CertificateAuthority, Cluster, ServerFailed
 from raftlog.v1 import controller_pb2, controller_pb2_grpc, raft_pb2, raft_pb2_grpc, replication_pb2
 from raftlog.v1.records_pb2 import MetadataCommand, RegisterBrokerCommand
 from tests.support.patience import refusal
+from tests.support.revocation import revoke
 from tests.support.spark_query import SCHEMA
 from tests.support.steady import PATIENT
 
@@ -32,8 +33,15 @@ PATIENCE_S = 60.0
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster(3, tls=True, config=PATIENT) as made:
+def lists(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("lists") / "crl.pem"
+
+
+@pytest.fixture(scope="module")
+def cluster(lists: Path) -> Iterator[Cluster]:
+    made = Cluster(3, tls=True, config={**PATIENT, "ssl.crl.location": str(lists)})
+    revoke(made.authority, lists)
+    with made:
         with Admin(made.bootstrap, config=made.client_config) as admin:
             admin.create_topic("t", partitions=3, replication_factor=3, configs={"min.insync.replicas": 2}, timeout=60)
         yield made
@@ -234,6 +242,34 @@ def test_a_new_certificate_is_shown_without_a_restart(cluster: Cluster) -> None:
         time.sleep(0.1)
     with Producer(cluster.bootstrap, config=cluster.client_config) as producer:
         producer.send("t", b"after").result(PATIENCE_S)
+
+
+def _log(cluster: Cluster, node_id: int) -> str:
+    return (cluster.directory / f"node-{node_id}" / "server.log").read_text()
+
+
+@pytest.mark.long
+def test_a_revoked_node_loses_its_streams_and_comes_back_with_a_new_certificate(cluster: Cluster, lists: Path) -> None:
+    """Nodes 1 and 2 close node 3's connections and refuse its calls: it is fenced, and its followers have gone."""
+    _wait_in_sync(cluster, cluster.client_config)
+    revoke(cluster.authority, lists, cluster.authority.directory / "node-3.pem")
+    with Admin(cluster.bootstrap, config=cluster.client_config) as admin:
+
+        def isrs() -> set[frozenset[int]]:
+            return {frozenset(part.isr) for part in admin.describe_topic("t", timeout=60).partitions}
+
+        deadline_s = time.monotonic() + PATIENCE_S
+        while isrs() != {frozenset({1, 2})}:
+            assert time.monotonic() < deadline_s, "the revoked node stays in sync"
+            time.sleep(0.2)
+    for node_id in (1, 2):
+        (closed,) = [line for line in _log(cluster, node_id).splitlines() if "closed connections of nodes" in line]
+        assert "nodes=[3]" in closed
+    assert "the certificate has been revoked by its CA" in _log(cluster, 3)
+    with Producer(cluster.bootstrap, config=cluster.client_config) as producer:
+        producer.send("t", b"without node 3").result(PATIENCE_S)
+    cluster.authority.issue("node-3", node_ids=[3])
+    _wait_in_sync(cluster, cluster.client_config)
 
 
 @pytest.mark.long

@@ -21,8 +21,9 @@ from grpc import aio
 from broker.clock import SystemClock
 from broker.config.config import BrokerConfig
 from broker.kafka.sasl import NotAdmitted, door_of
-from broker.net import revocation
+from broker.net import interceptors, revocation
 from broker.net.interceptors import NodesOnly
+from broker.net.listeners import Listener
 from broker.net.revocation import RevocationLists
 from broker.observability.counters import Counters
 from broker.security.client_listener import ClientSecurity
@@ -262,6 +263,76 @@ async def test_a_node_with_a_revoked_certificate_is_refused_and_others_are_serve
             assert await unary(b"x", timeout=WAIT_S) == b"x"
             unary = theirs.unary_unary("/t.T/Call")
             await refusal(unary(b"x", timeout=WAIT_S))
+
+
+@pytest.mark.parametrize("both", [False, True])
+async def test_the_open_streams_of_a_node_end_when_its_certificate_is_revoked(
+    both: bool,
+    authority: CertificateAuthority,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """`both`: TLS and plaintext at one port, through `EitherFront`."""
+    for module in (revocation, interceptors):
+        monkeypatch.setattr(module, "LOOK_EVERY_S", 0.01)
+    for node_id in (1, 2):
+        authority.issue(f"node-{node_id}", node_ids=[node_id])
+    file = revoke(authority, tmp_path / "crl.pem")
+    nodes = NodesOnly(lists(authority, file))
+    ended: list[str] = []
+
+    async def stream(requests: Any, context: Any) -> None:
+        try:
+            async for request in requests:
+                await context.write(request)
+        finally:
+            ended.append(context.peer())
+
+    server = aio.server(interceptors=[nodes])
+    methods: dict[str, Any] = {"Stream": grpc.stream_stream_rpc_method_handler(stream)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("t.T", methods),))
+    own, ca = pem(authority, "server").read_bytes(), authority.ca_file.read_bytes()
+    credentials = grpc.ssl_server_credentials([(own, own)], ca, require_client_auth=True)
+    listener = Listener(server, "127.0.0.1", 0, credentials, both=both)
+    await server.start()
+    await listener.open()
+    watching = asyncio.create_task(nodes.watch(listener.end_connections))
+    try:
+        async with (
+            channel(authority, listener.port, "node-1") as ours,
+            channel(authority, listener.port, "node-2") as theirs,
+        ):
+            streams: list[Any] = []
+            for each in (ours, theirs, theirs):
+                method: Any = each.stream_stream("/t.T/Stream")
+                streams.append(method())
+                await streams[-1].write(b"x")
+                assert await asyncio.wait_for(streams[-1].read(), WAIT_S) == b"x"
+            assert nodes.followed == 2
+            revoke(authority, file, pem(authority, "node-2"))
+            for each in streams[1:]:
+                with pytest.raises(aio.AioRpcError) as caught:
+                    await asyncio.wait_for(each.read(), WAIT_S)
+                assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+            async with asyncio.timeout(WAIT_S):
+                code = grpc.StatusCode.UNAVAILABLE  # perhaps on the connection that has just been closed
+                while code is grpc.StatusCode.UNAVAILABLE:
+                    method = theirs.stream_stream("/t.T/Stream")
+                    code = await method().code()
+                assert code is grpc.StatusCode.UNAUTHENTICATED
+                while nodes.followed > 1:  # noqa: ASYNC110 # gRPC ends the calls, and tells nobody
+                    await asyncio.sleep(0.01)
+            assert len(ended) == 2, "and is followed no longer"
+            await streams[0].write(b"y")
+            assert await asyncio.wait_for(streams[0].read(), WAIT_S) == b"y"
+            streams[0].cancel()
+    finally:
+        watching.cancel()
+        await server.stop(0)
+        await listener.close()
+    (closed,) = [each for each in caplog.records if "closed connections of nodes" in each.getMessage()]
+    assert vars(closed)["nodes"] == [2]
 
 
 class _Tls:
