@@ -227,14 +227,14 @@ class NodesOnly(RewrittenHandlers):
     async def watch(self, end_connections: Callable[[Collection[str]], Awaitable[None]]) -> None:
         """Read lists that have changed, and close the connections of nodes that they revoke, for ever.
 
-        `end_connections`: closes the connections of peers; raises OSError if it cannot look for them.
+        `end_connections`: closes the connections of peers; raises OSError or RuntimeError if it cannot look for them.
         """
         while self._revoked is not None:
             await asyncio.sleep(LOOK_EVERY_S)
-            await self._revoked.fresh()
             try:
+                await self._revoked.fresh()
                 await self.end_revoked(end_connections)
-            except OSError as error:
+            except (OSError, RuntimeError) as error:  # no descriptor or no thread is left; the next round tries again
                 if self._logged.may_log("end", 1_000 * time.monotonic()):
                     logger.error("connections with revoked certificates could not be closed: %s", error)
 

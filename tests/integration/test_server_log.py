@@ -15,6 +15,7 @@ from raftlog.errors import InvalidConfig, InvalidRequestError
 from raftlog.testing import Cluster
 from tests.support import patience
 from tests.support.steady import PATIENT
+from tests.support.up_to_date import up_to_date
 
 Line = dict[str, Any]
 
@@ -73,6 +74,7 @@ def test_a_leader_change_is_told_by_events_and_levels_change_while_servers_run(t
             with pytest.raises(InvalidRequestError, match="there is no broker 9"):
                 admin.alter_configs(broker_logger=9, set={"root": "DEBUG"})
 
+        cluster.wait_for(lambda admin: len(up_to_date(admin).describe_topic("orders").partitions[0].isr) == 2)
         cluster.kill(2)
         until(lambda: "leader_gained" in events(cluster, 3), "broker 3 leads")
         controller = cluster.controller(other_than=2)

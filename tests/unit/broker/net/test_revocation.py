@@ -7,6 +7,7 @@ import datetime
 import errno
 import logging
 import ssl
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -321,7 +322,7 @@ async def test_the_open_streams_of_a_node_end_when_its_certificate_is_revoked(
                     method = theirs.stream_stream("/t.T/Stream")
                     code = await method().code()
                 assert code is grpc.StatusCode.UNAUTHENTICATED
-                while nodes.followed > 1:  # noqa: ASYNC110 # gRPC ends the calls, and tells nobody
+                while nodes.followed > 1:  # noqa: ASYNC110 # gRPC ends the calls without an event
                     await asyncio.sleep(0.01)
             assert len(ended) == 2, "and is followed no longer"
             await streams[0].write(b"y")
@@ -333,6 +334,106 @@ async def test_the_open_streams_of_a_node_end_when_its_certificate_is_revoked(
         await listener.close()
     (closed,) = [each for each in caplog.records if "closed connections of nodes" in each.getMessage()]
     assert vars(closed)["nodes"] == [2]
+
+
+class _Context:
+    """The part of a call's context that identifies its caller."""
+
+    def __init__(self, certificate: bytes) -> None:
+        self._certificate = certificate
+
+    def auth_context(self) -> dict[str, list[bytes]]:
+        return {
+            "transport_security_type": [b"ssl"],
+            "x509_pem_cert": [self._certificate],
+            "peer_uri": [b"raftlog://node/2"],
+        }
+
+    def peer(self) -> str:
+        return "ipv4:127.0.0.1:4321"
+
+
+@asynccontextmanager
+async def _open_call(nodes: NodesOnly, certificate: bytes) -> AsyncIterator[None]:
+    """Hold a call of node 2 open."""
+    admitted, leave = asyncio.Event(), asyncio.Event()
+
+    async def behavior(request: Any, context: Any) -> None:
+        admitted.set()
+        await leave.wait()
+
+    handler: Any = nodes.rewrite("/t.T/Stream", grpc.stream_stream_rpc_method_handler(behavior))
+    call = asyncio.create_task(handler.stream_stream(None, _Context(certificate)))
+    await asyncio.wait_for(admitted.wait(), WAIT_S)
+    try:
+        yield
+    finally:
+        leave.set()
+        await call
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(errno.EMFILE, "too many open files"), RuntimeError("can't start new thread")]
+)
+async def test_connections_that_could_not_be_closed_are_closed_later(
+    error: Exception, authority: CertificateAuthority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interceptors, "LOOK_EVERY_S", 0.01)
+    file = revoke(authority, tmp_path / "crl.pem")
+    found = lists(authority, file)
+    nodes = NodesOnly(found)
+    failures, closed = [error], asyncio.Event()
+
+    async def end_connections(peers: Any) -> None:
+        assert list(peers) == ["ipv4:127.0.0.1:4321"]
+        if failures:
+            raise failures.pop()
+        closed.set()
+
+    async with _open_call(nodes, pem(authority, "mallory").read_bytes()):
+        revoke(authority, file, pem(authority, "mallory"))
+        found.refresh()
+        watching = asyncio.create_task(nodes.watch(end_connections))
+        waiting = asyncio.create_task(closed.wait())
+        try:
+            await asyncio.wait({watching, waiting}, timeout=WAIT_S, return_when=asyncio.FIRST_COMPLETED)
+            assert closed.is_set()
+        finally:
+            waiting.cancel()
+            watching.cancel()
+
+
+async def test_a_call_that_comes_while_a_list_is_read_is_ended_when_the_list_counts(
+    authority: CertificateAuthority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = revoke(authority, tmp_path / "crl.pem")
+    found = lists(authority, file)
+    nodes = NodesOnly(found)
+    closed: list[str] = []
+
+    async def end_connections(peers: Any) -> None:
+        closed.extend(peers)
+
+    begun, go_on = threading.Event(), threading.Event()
+    read = found._read
+
+    def held() -> Any:
+        begun.set()
+        assert go_on.wait(WAIT_S)
+        return read()
+
+    monkeypatch.setattr(found, "_read", held)
+    revoke(authority, file, pem(authority, "mallory"))
+    reading = asyncio.create_task(asyncio.to_thread(found.refresh))
+    assert await asyncio.to_thread(begun.wait, WAIT_S)
+    monkeypatch.setattr(revocation, "LOOK_EVERY_S", WAIT_S)  # the call does not look by itself
+    async with _open_call(nodes, pem(authority, "mallory").read_bytes()):
+        await nodes.end_revoked(end_connections)
+        assert not closed, "the previous list counts"
+        go_on.set()
+        await reading
+        await nodes.end_revoked(end_connections)
+        assert closed == ["ipv4:127.0.0.1:4321"]
 
 
 class _Tls:
