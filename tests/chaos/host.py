@@ -21,7 +21,7 @@ _COMMANDS: Final = {
     "gcc": "gcc",
 }
 _AUTOGROUP: Final = Path("/proc/sys/kernel/sched_autogroup_enabled")
-_CPU_SHARES: Final = {False: 4096, True: 256}
+_CPU_SHARES: Final = {False: 4096, True: 1024}
 """By whether Linux makes a group of each session (`sched(7)`, autogroup). Such a group weighs 1024, as one thread does
 where there are none, and all other tests, with their servers and Spark, are in one session."""
 
@@ -44,7 +44,7 @@ def missing() -> str | None:
 
 
 def share_of_processors() -> dict[str, object]:
-    """Return what gives three containers not much less, and not more, of a busy machine than all the other tests have.
+    """Return what gives each container as much of a busy core as all other tests together have, or as a few threads.
 
     Docker puts all containers into one group, and that group weighs no more than one single thread beside it.
     """

@@ -436,7 +436,9 @@ def test_up_says_which_of_its_ports_is_in_use(cluster: Cluster) -> None:
     with raftlog_up("--nodes", "2", "--port", str(taken - 1)) as process:
         _, errors = process.communicate(timeout=WAIT_S)
     assert process.returncode == 1
-    assert errors.startswith("error: another process, perhaps another cluster, listens at 127.0.0.1:")
+    *notes, error = errors.splitlines()
+    assert all(" is not ready yet; " in note for note in notes), "before the error only a long start is told of"
+    assert error.startswith("error: another process, perhaps another cluster, listens at 127.0.0.1:")
     assert f"127.0.0.1:{taken}; choose other ports with --port" in errors
 
 
