@@ -21,6 +21,7 @@ from raftlog.testing import Cluster
 from tests.support.raftlog_up import raftlog_up
 
 WAIT_S = 90.0
+NOT_READY = " is not ready yet; "
 ELECTION_MS = 60_000
 """After a start no broker leads for at most this long."""
 
@@ -405,6 +406,14 @@ def first_line(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline()
 
 
+def next_note(process: subprocess.Popen[str]) -> str:
+    """Return the next line on standard error; without those that tell of a start that takes long."""
+    assert process.stderr is not None
+    while NOT_READY in (line := process.stderr.readline()):
+        pass
+    return line
+
+
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM, signal.SIGINT])
 def test_up_cleans_up_after_every_signal_that_ends_it(number: signal.Signals) -> None:
     with raftlog_up() as process:
@@ -437,7 +446,7 @@ def test_up_says_which_of_its_ports_is_in_use(cluster: Cluster) -> None:
         _, errors = process.communicate(timeout=WAIT_S)
     assert process.returncode == 1
     *notes, error = errors.splitlines()
-    assert all(" is not ready yet; " in note for note in notes), "before the error only a long start is told of"
+    assert all(NOT_READY in note for note in notes), "before the error only a long start is told of"
     assert error.startswith("error: another process, perhaps another cluster, listens at 127.0.0.1:")
     assert f"127.0.0.1:{taken}; choose other ports with --port" in errors
 
@@ -482,10 +491,9 @@ def test_a_server_that_was_stopped_is_no_error(tmp_path: Path) -> None:
         first_line(process)
         ready = {node: tmp_path / f"node-{node}" / "ready.json" for node in (1, 2)}
         os.kill(json.loads(ready[2].read_bytes())["pid"], signal.SIGTERM)
-        assert process.stderr is not None
-        assert process.stderr.readline() == "server 2 has stopped\n"
-        assert process.stderr.readline().startswith("to start it again, in another terminal: raftlog server --config")
-        assert process.stderr.readline() == "1 of 2 servers run on\n"
+        assert next_note(process) == "server 2 has stopped\n"
+        assert next_note(process).startswith("to start it again, in another terminal: raftlog server --config")
+        assert next_note(process) == "1 of 2 servers run on\n"
         assert not ready[2].exists(), (
             "ready.json of the stopped server must be gone, as another process may get its pid"
         )
@@ -500,15 +508,14 @@ def test_a_server_that_was_stopped_is_no_error(tmp_path: Path) -> None:
 def test_a_server_that_somebody_starts_again_counts(tmp_path: Path) -> None:
     with raftlog_up("--nodes", "2", "--data", str(tmp_path)) as process:
         first_line(process)
-        assert process.stderr is not None
         os.kill(json.loads((tmp_path / "node-2" / "ready.json").read_bytes())["pid"], signal.SIGTERM)
-        said = [process.stderr.readline() for _ in range(3)]
+        said = [next_note(process) for _ in range(3)]
         assert said[-1] == "1 of 2 servers run on\n"
         command = [sys.executable, "-P", "-m", "raftlog", "server", "--config", str(tmp_path / "node-2/server.toml")]
         with subprocess.Popen(command, stderr=subprocess.DEVNULL) as by_hand:
             try:
-                assert process.stderr.readline() == "server 2 runs again; it was started by hand\n"
-                assert process.stderr.readline() == "all 2 servers run\n"
+                assert next_note(process) == "server 2 runs again; it was started by hand\n"
+                assert next_note(process) == "all 2 servers run\n"
                 process.send_signal(signal.SIGINT)
                 _, errors = process.communicate(timeout=WAIT_S)
                 assert errors == "stopping\nserver 2 runs on, started by hand: stop it in its terminal\n"
