@@ -14,8 +14,8 @@ EVENTS: Final[Mapping[str, str]] = MappingProxyType(
         # The node
         "node_starting": "The process has read its configuration.",
         "metadata_ready": "The node knows its cluster and has an image of the metadata.",
-        "logs_recovering": "Logs are being recovered; every five seconds, with how many are `identified` (their "
-        "metadata is read) and `recovered`, `of` how many.",
+        "logs_recovering": "The broker is recovering its logs. Logged every five seconds: `of` is the number of logs, "
+        "`identified` that of logs whose metadata is read, `recovered` that of logs that are done.",
         "logs_recovered": "All logs are open, or set aside as damaged.",
         "broker_registered": "The controller has given this broker its epoch.",
         "node_ready": "The node serves.",

@@ -103,7 +103,7 @@ async def open_logs(
     opening = asyncio.get_running_loop().run_in_executor(disk, recover)
     try:
         while not (await asyncio.wait((opening,), timeout=SAY_RECOVERING_EVERY_S))[0]:
-            # Also while the numbers stand still: one large log takes long, and so does listing the directories of many.
+            # The line is logged even if no number has changed: else a step that takes long would look like a hang.
             logger.info("recovering logs", extra={"event": "logs_recovering", **health.recovery})
     finally:
         opening.cancel()  # if the start was cancelled; then no caller asks for the result

@@ -21,9 +21,11 @@ _COMMANDS: Final = {
     "gcc": "gcc",
 }
 _AUTOGROUP: Final = Path("/proc/sys/kernel/sched_autogroup_enabled")
-_CPU_SHARES: Final = {False: 4096, True: 1024}
-"""By whether Linux makes a group of each session (`sched(7)`, autogroup). Such a group weighs 1024, as one thread does
-where there are none, and all other tests, with their servers and Spark, are in one session."""
+_SHARES_BESIDE_SESSIONS: Final = 1024
+"""Linux can make a group of each session (`sched(7)`, autogroup), which weighs 1024 in all. The other tests, with their
+servers and Spark, are in one session."""
+_SHARES_BESIDE_THREADS: Final = 4096
+"""Without these groups, each single thread weighs 1024."""
 
 
 def missing() -> str | None:
@@ -51,7 +53,7 @@ def share_of_processors() -> dict[str, object]:
     if docker.from_env().info()["CgroupDriver"] != "cgroupfs":  # with systemd's, groups are arranged by systemd
         return {}
     grouped = _AUTOGROUP.exists() and _AUTOGROUP.read_text().strip() == "1"
-    return {"cgroup_parent": "/", "cpu_shares": _CPU_SHARES[grouped]}
+    return {"cgroup_parent": "/", "cpu_shares": _SHARES_BESIDE_SESSIONS if grouped else _SHARES_BESIDE_THREADS}
 
 
 def run(*command: str, check: bool = True) -> str:

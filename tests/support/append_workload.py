@@ -159,7 +159,7 @@ class AppendWorkload:
         """How many records were acknowledged so far."""
         return sum(len(each.acknowledged_at) for each in self.appenders)
 
-    def wait_for_progress(self, records: int = 20, timeout_s: float = 30.0) -> float:
+    def wait_for_progress(self, records: int = 50, timeout_s: float = 30.0) -> float:
         """Return the seconds until every producer that retries had `records` more acknowledged.
 
         Raises:

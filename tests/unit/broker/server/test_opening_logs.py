@@ -15,6 +15,7 @@ from broker.log.manager import LogManager
 from broker.observability.health import Health
 from broker.server import broker_role
 from broker.server.broker_role import open_logs
+from raftlog.testing import server_process
 from tests.support.log_driver import LOG_DIR, TOPIC_ID, FakeClock, append, open_manager
 from tests.support.memory_storage import MemoryFile, MemoryStorage
 
@@ -22,10 +23,11 @@ PATIENCE_S = 60.0
 
 
 class Said(logging.Handler):
-    """The numbers in the lines about a recovery; `twice` is set when a line has those of the line before."""
+    """The lines about a recovery, and the numbers in them; `twice` is set when a line has those of the line before."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.messages: set[str] = set()
         self.numbers: list[tuple[object, ...]] = []
         self.twice = threading.Event()
 
@@ -33,6 +35,7 @@ class Said(logging.Handler):
         """Note a line."""
         fields = record.__dict__
         if fields.get("event") == "logs_recovering":
+            self.messages.add(record.getMessage())
             self.numbers.append(tuple(fields.get(name) for name in ("identified", "recovered", "of")))
             if self.numbers[-2:-1] == self.numbers[-1:]:
                 self.twice.set()
@@ -78,5 +81,6 @@ async def test_a_long_recovery_says_how_far_it_is(said: Said, monkeypatch: pytes
     with ThreadPoolExecutor(1) as disk:
         await open_logs(disk, logs, "cluster", 1, FakeClock(), health)
     assert {(1, 0, 3), (3, 2, 3)} <= set(said.numbers), "while it reads metadata, and while it recovers"
+    assert said.messages == {server_process._RECOVERING}, "by which whoever waits for a server knows that it recovers"
     assert health.startup()[1]["recovered"] == 3
     assert len(logs.logs()) == 3
