@@ -42,12 +42,9 @@ SPARK = (
 whose Python process has not connected within ten seconds, which no option changes, and beside other Sparks on a slow
 machine that is too short. Those that use the session `spark` share it."""
 
-SOME_SPARK = ("test_chaos.py",)
-"""Files with a test or two that run Spark beside containers."""
-
 SLOW_FIRST = (
     *SPARK,
-    *SOME_SPARK,
+    "test_chaos.py",
     "test_cli_groups.py",
     "test_replication_chaos.py",
     "test_quorum_cluster.py",
@@ -106,11 +103,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     So nothing that tests start has a session of its own: servers and Sparks have process groups.
     """
     config = item.config
-    if (
-        hasattr(config, "workerinput")
-        and item.path.name not in (*SPARK, *SOME_SPARK)
-        and not config.stash.get(_GIVES_WAY, False)
-    ):
+    if hasattr(config, "workerinput") and item.path.name not in SPARK and not config.stash.get(_GIVES_WAY, False):
         config.stash[_GIVES_WAY] = True
         os.nice(3)
 

@@ -124,17 +124,18 @@ def _setup(arguments: list[str]) -> int:
 
 
 def _test(arguments: list[str]) -> int:
-    """run the tests: ./dev test [--long] [--phase-1 | --phase-2 | PYTEST-ARGUMENT...]"""
+    """run the tests: ./dev test [--long] [--phase-1 | --phase-2 | --phase-3 | PYTEST-ARGUMENT...]"""
     long = "--long" in arguments
     selection = ["-rfEs"]  # also reports skipped tests, with reasons
     selection += ["--hypothesis-profile=long"] if long else ["-m", "not long"]
     cores = os.cpu_count() or 1
-    # Tests that only compute come first and use all cores; tests in real time never run beside them. These wait now and
-    # then, so there is one more worker; with two more, servers starve each other where a core has half of the usual
-    # speed. A file's tests stay together, as they share servers.
+    # Tests that only compute come first; tests in real time never run beside them, and those with containers, which
+    # take all cores, beside nothing. With more workers than cores, servers and Spark starve each other where a core has
+    # half of the usual speed. A file's tests stay together, as they share servers.
     phases = {
         "--phase-1": (cores, ("tests/unit", "tests/conformance", "tests/simulation", "tests/fuzz")),
-        "--phase-2": (cores + 1, ("tests/integration", "tests/chaos")),
+        "--phase-2": (cores, ("tests/integration",)),
+        "--phase-3": (1, ("tests/chaos",)),
     }
     rest = [argument for argument in arguments if argument not in ("--long", *phases)]
     chosen = [phases[name] for name in phases if name in arguments]

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 import raftlog
 from tests.support import spark_driver
 
-_FILES: Final = 24
+_FILES: Final = 8
 _ROWS: Final = 200
 _MAX_S: Final = 600.0
 _ROOT: Final = Path(__file__).resolve().parents[2]

@@ -31,6 +31,7 @@ from tests.chaos.faults import (
 from tests.chaos.nodes import Node, NodeSet
 from tests.chaos.run import PARTITIONS, at_work
 from tests.chaos.spark_job import SparkJob
+from tests.support.fresh import one_of
 from tools.docker import Image
 
 LEAST_FAULTS = 2
@@ -65,7 +66,8 @@ SERIES: dict[str, tuple[Callable[[], Fault], ...]] = {
     "cuts": (Isolate, Mute, Disconnect),
     "slowness": (Loss, SlowLink, lambda: ClockShift(3600.0), FullDisk),
 }
-"""`test_replication_chaos.py` has bridges and deaf leaders too, `test_matrix.py` has everything."""
+"""The run's seed picks one, `--long` has all. `test_replication_chaos.py` has bridges and deaf leaders too,
+`test_matrix.py` has everything."""
 
 
 def test_rolling_upgrade(nodes: NodeSet, image: Image, tmp_path: Path, request: pytest.FixtureRequest) -> None:
@@ -75,7 +77,7 @@ def test_rolling_upgrade(nodes: NodeSet, image: Image, tmp_path: Path, request: 
     assert {node.image for node in nodes.nodes.values()} == {image.tag}
 
 
-@pytest.mark.parametrize("series", SERIES)
+@pytest.mark.parametrize("series", one_of(list(SERIES)))
 def test_faults(upgraded: NodeSet, series: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     with at_work(upgraded, topic_of(request), tmp_path) as run:
         for make in SERIES[series]:

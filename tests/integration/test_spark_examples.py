@@ -179,7 +179,7 @@ def test_departures_are_counted_exactly_once_whatever_is_killed(
     send(cluster, table, source)
     checkpoint = tmp_path / "checkpoint"
     named = ("--bootstrap", cluster.bootstrap, "--source", source, "--results", results)
-    limits = ("--once", "--max-events", "1500", "--late", "2 days")
+    limits = ("--once", "--max-events", "3000", "--late", "2 days")
     example = Example("departures", tmp_path, *named, "--checkpoint", str(checkpoint), *limits)
     example.run_with_kills(checkpoint / "commits", (1,))
     expected = hours_of(table, until_days_before_end=2)
@@ -243,7 +243,7 @@ def test_the_archive_has_every_record_once_and_says_what_is_wrong(
         producer.flush()
     archive, checkpoint = tmp_path / "archive", tmp_path / "checkpoint"
     named = ("--bootstrap", cluster.bootstrap, "--topic", topic, "--archive", str(archive))
-    example = Example("archive", tmp_path, *named, "--checkpoint", str(checkpoint), "--max-events", "1500")
+    example = Example("archive", tmp_path, *named, "--checkpoint", str(checkpoint), "--max-events", "3000")
     example.run_with_kills(checkpoint / "commits", kills)
     report = json.loads((archive / "_report.json").read_text())
     assert (report["records"], report["missing"], report["doubled"]) == (_FLIGHTS + len(bad) + 1, 0, 0)

@@ -30,7 +30,7 @@ SMALL = {"quorum": 0.33, "brokers": 0.25, "groups": 0.3, "transactions": 0.25, "
 """Hours with fixed seeds in every run, at most: they end once all has happened that has to."""
 SOON = {"transactions": 1_000, "brokers": 2_000}
 """The first fixed seed where it is not 0: all happens sooner."""
-FRESH = {"quorum": 0.25, "brokers": 0.08, "groups": 0.25, "transactions": 0.08, "cluster": 0.006}
+FRESH = {"quorum": 0.12, "brokers": 0.04, "groups": 0.12, "transactions": 0.04, "cluster": 0.003}
 """Hours with seeds of its own in every run."""
 FIRST_FRESH_SEED = int(os.environ.get("SIMULATION_SEED") or random.SystemRandom().randrange(10**6, 10**9))
 AHEAD = os.cpu_count() or 1

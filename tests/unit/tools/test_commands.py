@@ -22,12 +22,12 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     return found
 
 
-def test_both_phases_run_one_of_them_or_the_selected_tests(ran: list[list[str]]) -> None:
+def test_all_phases_run_one_of_them_or_the_selected_tests(ran: list[list[str]]) -> None:
     assert commands.main(["test"]) == 0
-    assert [command[-1] for command in ran] == ["tests/fuzz", "tests/chaos"]
+    assert [command[-1] for command in ran] == ["tests/fuzz", "tests/integration", "tests/chaos"]
     ran.clear()
     assert commands.main(["test", "--phase-2"]) == 0
-    assert [command[-1] for command in ran] == ["tests/chaos"]
+    assert [command[-1] for command in ran] == ["tests/integration"]
     ran.clear()
     assert commands.main(["test", "tests/unit/tools", "-x"]) == 0
     assert [command[-2:] for command in ran] == [["tests/unit/tools", "-x"]]
