@@ -24,6 +24,10 @@ answered in version 0 with UNSUPPORTED_VERSION, so that the client asks again.
 
 Requests other than produces and fetches have max.call.rate; beyond it a connection is not read for a while.
 
+A user that is shut out for a flood at gRPC's listener (`broker/net/calls.py`) can neither log in here nor ask for
+anything new: its connection is closed once the responses that it is owed have left. Kafka's protocol has no error that
+all APIs could answer with; clients connect again, with pauses.
+
 A response whose `throttle_time_ms` is not 0 leaves at once; then nothing is read from the client for so long (KIP-219).
 """
 
@@ -101,6 +105,9 @@ _NEVER_HELD: Final = frozenset(
     {api.JOIN_GROUP, api.SYNC_GROUP, api.HEARTBEAT, api.LEAVE_GROUP, api.CONSUMER_GROUP_HEARTBEAT}
 )
 """By request_percentage: members would miss their heartbeats. Their time is charged all the same."""
+_GO_ON: Final = _NEVER_HELD | {api.PRODUCE, api.FETCH, api.OFFSET_COMMIT}
+"""Served on connections that a user has when it is shut out: to clients of raftlog these are messages of streams that
+are open, which go on (ADR 0043). The first request of a connection is none of these."""
 
 _SIZE = struct.Struct(">i")
 _HEAD = struct.Struct(">hhi")
@@ -406,6 +413,8 @@ class _Connection:
         self._left = asyncio.Event()
         self.busy = False
         """Whether a request is being read or served."""
+        self._is_new = True
+        """Whether the client has not sent a request yet."""
 
     @property
     def login(self) -> Login | None:
@@ -479,6 +488,9 @@ class _Connection:
                         continue
                     head = await self._head(size)
                     key, version, correlation_id = _HEAD.unpack_from(head)
+                    if self._is_new or key not in _GO_ON:
+                        await self._check_shut_out()
+                    self._is_new = False
                 if key == api.PRODUCE:  # whose client is known by now, unless this is its first request
                     self._note_client(self._client.client_id)
                     if self._share_debt(PRODUCER_BYTE_RATE) > 0:
@@ -523,6 +535,15 @@ class _Connection:
         if size > limit:
             raise _Closed(f"a frame that is too large: {size} bytes of {api_name(key)}, at most {limit} are accepted")
         return head
+
+    async def _check_shut_out(self) -> None:
+        """Close the connection of a client that is shut out. Before a login it is not known, and nothing is said."""
+        calls = self._listener.calls
+        if calls is None or not self._session.is_admitted:
+            return
+        if (refusal := calls.refusal_of(self._session.who)) is not None:
+            await self._all_left(0)
+            raise _Closed(f"shut out: {refusal}")
 
     async def _take_message(self, size: int) -> None:
         """Take a message of SASL without a header, which follows a SaslHandshake of version 0."""

@@ -213,7 +213,8 @@ class Session:
         """Answer SaslAuthenticate: one message of the mechanism.
 
         Raises:
-            NotAdmitted: there are too many failures or clients at the moment; the client is to try again.
+            NotAdmitted: there are too many failures or clients at the moment, or the user is shut out; the client is to
+                try again, as clients do after a closed connection.
         """
         if not self._mechanism:
             self.closing = "SaslAuthenticate without SaslHandshake" if not self.is_admitted else ""
@@ -247,28 +248,36 @@ class Session:
         assert self._door.security is not None, "a mechanism was chosen"
         exchanges, host = self._door.security.exchanges, self.who.host
         if self._mechanism == PLAIN:
-            self._admit(await exchanges.check_plain(message, host))
+            await self._admit(await exchanges.check_plain(message, host))
             return b""
         if self._mechanism == OAUTHBEARER:
             user, left_ms = self._door.security.verify_bearer(message, host)
-            self._admit_as(user, OF_BEARER, 0, max(1, min(self._door.session_ms or left_ms, left_ms)))
+            await self._admit_as(user, OF_BEARER, 0, max(1, min(self._door.session_ms or left_ms, left_ms)))
             return b""
         if not self._exchange_id:
             self._exchange_id, answer = exchanges.begin(self._mechanism, message, host)
             return answer
         credential, answer = exchanges.finish(self._exchange_id, message)
-        self._admit(credential)
+        await self._admit(credential)
         return answer
 
-    def _admit(self, credential: Credential) -> None:
-        """Let the client in, or go on. Raises AuthenticationFailed: it was another user before."""
-        self._admit_as(credential.user, credential.mechanism, credential.version, self._door.session_ms)
+    async def _admit(self, credential: Credential) -> None:
+        """Let the client in, or go on.
 
-    def _admit_as(self, user: str, mechanism: Mechanism, version: int, session_ms: float) -> None:
+        Raises:
+            AuthenticationFailed: it was another user before.
+            NotAdmitted: its user is shut out. Only a client that has proved to be the user meets this, after a pause.
+        """
+        await self._admit_as(credential.user, credential.mechanism, credential.version, self._door.session_ms)
+
+    async def _admit_as(self, user: str, mechanism: Mechanism, version: int, session_ms: float) -> None:
         """As `_admit`. `session_ms`: after this long the client has to authenticate again; 0: never."""
         principal = USER_PREFIX + user
         if self.is_admitted and principal != self.who.principal:
             raise AuthenticationFailed(f"this connection is {self.who.principal}'s, and cannot become {principal}'s")
+        assert self._door.security is not None, "a mechanism was chosen"
+        if (refusal := self._door.security.shut_out(principal, self.who.host)) is not None:
+            raise NotAdmitted(str(await self._door.delay.of(refusal)))
         self._session_ms = int(session_ms)
         if session_ms:
             self._ends_ms = self._now_ms() + session_ms

@@ -268,6 +268,11 @@ class CallLimits(RewrittenHandlers):
         back = f"it may come back in {left_ms / 1_000:.0f} s"
         return BrokerOverloaded(f"{name} has {_FLOODS[limit]} too fast ({limit}); {back}")
 
+    def refusal_of(self, who: Caller) -> BrokerOverloaded | None:
+        """As `shut_out`, of the client of a Kafka connection that asks for something new."""
+        name = _name_of(who)
+        return self.shut_out(name, who.host) if name else None
+
     def served(self, who: Caller) -> float:
         """Count a request of a Kafka client; return for how many ms its connection is not to be read."""
         return self._served(who, "")
@@ -280,9 +285,10 @@ class CallLimits(RewrittenHandlers):
         return self._served(who if who.host else replace(who, host=host), " in groups")
 
     def _served(self, who: Caller, where: str) -> float:
-        if who.principal.startswith(NODE_PREFIX) or (who.principal == ANONYMOUS and who.host == UNKNOWN_HOST):
+        name = _name_of(who)
+        if not name:
             return 0.0
-        name = (network_of(who.host) if who.principal == ANONYMOUS else who.principal) + where
+        name += where
         delay_ms = self._calls.charge(name, self._clock.monotonic_ms())
         if delay_ms > 0:
             self._note(MAX_CALL_RATE, name, who.host)
@@ -407,3 +413,10 @@ class CallLimits(RewrittenHandlers):
             logger.warning(
                 "calls refused", extra={"event": "streams_refused", "host": host, "of": name, "limit": limit}
             )
+
+
+def _name_of(who: Caller) -> str:
+    """Return the name by which a caller with a known or hidden address counts; "": it has no limit."""
+    if who.principal.startswith(NODE_PREFIX) or (who.principal == ANONYMOUS and who.host == UNKNOWN_HOST):
+        return ""
+    return network_of(who.host) if who.principal == ANONYMOUS else who.principal

@@ -23,7 +23,7 @@ from broker.kafka.fetch import Fetch
 from broker.kafka.listener import KafkaListener
 from broker.kafka.produce import Produce
 from broker.kafka.sasl import OPEN, Door
-from broker.net.calls import CallLimits
+from broker.net.calls import MAX_REFUSED_CALL_RATE, CallLimits, ShutOuts
 from broker.net.connections import ConnectionLimits
 from broker.observability.counters import Counters
 from broker.quotas.manager import QuotaManager
@@ -373,6 +373,9 @@ def test_a_client_with_too_many_requests_is_not_read_for_a_while() -> None:
             self.counted.append(who.principal)
             return 300.0 if len(self.counted) == 1 else 0.0
 
+        def refusal_of(self, who: Caller) -> None:
+            return None
+
     async def scenario(bed: Bed) -> None:
         bed.listener.calls = cast(CallLimits, Calls())
         client = await bed.client()
@@ -397,6 +400,9 @@ def test_what_is_refused_at_little_cost_counts_as_a_request_too() -> None:
         def served(self, who: Caller) -> float:
             self.counted.append(who.principal)
             return 0.0
+
+        def refusal_of(self, who: Caller) -> None:
+            return None
 
     async def scenario(bed: Bed) -> None:
         bed.listener.calls = cast(CallLimits, Calls())
@@ -494,6 +500,70 @@ def test_a_client_that_has_authenticated_stays() -> None:
         assert len(bed.listener.newcomers) == 0
 
     run(scenario, guarded.door)
+
+
+def shut_out(bed: Bed, name: str, security: ClientSecurity | None = None) -> None:
+    """Shut a user or a network out, as a flood at gRPC's listener does."""
+    clock, shut_outs = SystemClock(), ShutOuts()
+    for _ in range(100):
+        shut_outs.count(name, MAX_REFUSED_CALL_RATE, 1.0, clock.monotonic_ms())
+    bed.listener.calls = CallLimits(
+        10, 10, clock, short_rate=500, unused_rate=50, call_rate=1_000, refused_rate=1, shut_outs=shut_outs
+    )
+    if security is not None:
+        security.shut_out = bed.listener.calls.shut_out
+
+
+def test_a_user_that_is_shut_out_is_disconnected_when_it_asks_for_something_new() -> None:
+    """What would go on at gRPC's listener in streams that are open goes on, and what is owed leaves first."""
+    guarded = Guarded()
+    guarded.book.set("eve", "secret")
+
+    async def scenario(bed: Bed) -> None:
+        client, other = await bed.client(), await bed.client()
+        await log_in(client)
+        await log_in(other, "eve")
+        shut_out(bed, "User:ada", guarded.security)
+        client.fetch(3)
+        assert await client.received() == 3
+        client.send(messages.HEARTBEAT, 0, 4, {"group_id": "g", "generation_id": 1, "member_id": "m"})
+        assert await client.received() == 4
+        served = bed.served
+        client.produce(5)
+        client.send(messages.OFFSET_FOR_LEADER_EPOCH, 2, 6, {"topics": []})
+        await until(lambda: len(bed.produce.begun) == 1)
+        bed.produce.begun[0].set_result(ANSWER)
+        assert await client.received() == 5
+        assert await client.is_closed()
+        assert bed.served == served, "a request of a user that is shut out must not be served"
+        other.send(messages.OFFSET_FOR_LEADER_EPOCH, 2, 3, {"topics": []})
+        assert await other.received() == 3, "another user of the same address must be served"
+        again = await bed.client()
+        again.send(messages.SASL_HANDSHAKE, 1, 1, {"mechanism": "PLAIN"})
+        assert await again.received() == 1
+        again.send(messages.SASL_AUTHENTICATE, 1, 2, {"auth_bytes": b"\0ada\0secret"})
+        assert await again.is_closed()
+
+    run(scenario, guarded.door)
+
+
+def test_where_clients_have_no_login_an_address_is_shut_out() -> None:
+    async def scenario(bed: Bed) -> None:
+        client = await bed.client()
+        client.fetch(1)
+        assert await client.received() == 1
+        shut_out(bed, "127.0.0.1")
+        client.fetch(2)
+        assert await client.received() == 2
+        client.send(messages.OFFSET_FOR_LEADER_EPOCH, 2, 3, {"topics": []})
+        assert await client.is_closed()
+        assert bed.served == 0
+        another = await bed.client()
+        another.fetch(1)
+        assert await another.is_closed(), "a new connection must not be served, whatever it asks for"
+        assert bed.fetch.served == 2
+
+    run(scenario)
 
 
 def test_a_changed_password_closes_a_connection() -> None:

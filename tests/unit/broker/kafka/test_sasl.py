@@ -15,6 +15,8 @@ from broker.kafka.sasl import Door, NotAdmitted, Session
 from broker.observability.counters import Counters
 from broker.security.client_listener import ClientSecurity
 from broker.security.identify import principal_of_certificate
+from broker.security.scram import FailureDelay
+from raftlog.errors import BrokerOverloaded, RaftlogError
 from raftlog.v1.security_pb2 import SCRAM_SHA_256
 from tests.support.issuer import AUDIENCE, ISSUER, Issuer, message_of
 from tests.support.scram_parts import Book, Hands, client
@@ -115,6 +117,48 @@ def test_a_wrong_one_does_not(
         (line,) = [each for each in caplog.records if each.name == "raftlog.audit"]
         assert vars(line)["principal"] == f"User:{user}"
         assert vars(line)["host"] == HOST
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("way", [plain, scram])
+def test_a_user_that_is_shut_out_is_disconnected_after_a_while_and_only_it_learns_that(
+    way: Callable[[Session, str, str], Awaitable[Fields]],
+) -> None:
+    async def scenario() -> None:
+        world = World(session_ms=60_000)
+        world.book.set("ada", "secret")
+        world.book.set("eve", "secret")
+        before = world.session()
+        await way(before, "ada", "secret")
+        asked: list[tuple[str, str]] = []
+        delayed: list[RaftlogError] = []
+
+        def shut_out(principal: str, host: str) -> BrokerOverloaded | None:
+            asked.append((principal, host))
+            return BrokerOverloaded("come back in 60 s") if principal == "User:ada" else None
+
+        class Delay(FailureDelay):
+            async def of(self, error: RaftlogError) -> RaftlogError:
+                delayed.append(error)
+                return error
+
+        world.security.shut_out = shut_out
+        world.door.delay = Delay()
+        session = world.session()
+        assert (await way(session, "ada", "wrong"))["error_code"] == 58
+        assert not asked, "a guess must not learn who is shut out"
+        delayed.clear()
+        session = world.session()
+        with pytest.raises(NotAdmitted, match="60 s"):
+            await way(session, "ada", "secret")
+        assert not session.is_admitted
+        assert session.login is None
+        assert asked == [("User:ada", HOST)]
+        assert len(delayed) == 1, "clients that come back at once must not do so without a pause"
+        with pytest.raises(NotAdmitted, match="60 s"):
+            await way(before, "ada", "secret")  # it authenticates again
+        assert (await way(world.session(), "eve", "secret"))["error_code"] == 0
 
     asyncio.run(scenario())
 

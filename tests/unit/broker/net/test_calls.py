@@ -130,6 +130,23 @@ def test_requests_of_kafka_clients_have_the_same_rate_and_are_held_for_their_deb
     assert [limits.served(Caller("Node:1", "10.0.0.1")) for _ in range(100)] == [0.0] * 100
 
 
+def test_kafka_clients_are_shut_out_by_user_or_without_logins_by_network() -> None:
+    shut_outs, clock = ShutOuts(), SystemClock()
+    limits = call_limits(shut_outs=shut_outs)
+    for name in ("User:mallory", "10.0.0.2", "Node:1", UNKNOWN_HOST):
+        for _ in range(100):
+            shut_outs.count(name, MAX_REFUSED_CALL_RATE, 1.0, clock.monotonic_ms())
+    assert "(max.refused.call.rate)" in str(limits.refusal_of(Caller("User:mallory", "10.0.0.1")))
+    assert limits.refusal_of(Caller("User:ANONYMOUS", "10.0.0.2")) is not None
+    for other in (
+        Caller("User:alice", "10.0.0.2"),
+        Caller("User:ANONYMOUS", "10.0.0.1"),
+        Caller("User:ANONYMOUS", UNKNOWN_HOST),
+        Caller("Node:1", "10.0.0.1"),
+    ):
+        assert limits.refusal_of(other) is None, f"{other} must not be shut out"
+
+
 def test_messages_of_group_members_have_the_rate_by_themselves() -> None:
     limits = call_limits(call_rate=10)
     mallory, stranger = Caller("User:mallory", "10.0.0.1"), Caller()
