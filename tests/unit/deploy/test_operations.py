@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shlex
 import subprocess
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -50,17 +49,12 @@ def test_a_command_that_there_is_not_would_be_noticed(line: str) -> None:
         check(line)
 
 
-@cache
-def command_line() -> TyperGroup:
-    """The command `raftlog`, with all below it."""
-    command = typer.main.get_command(tree())
-    assert isinstance(command, TyperGroup)
-    return command
+COMMAND_LINE = typer.main.get_command(tree())
 
 
 def check(line: str) -> None:
     """Check that the command line would take this; what stands for values is not looked at."""
-    command, rest = command_line(), shlex.split(line)[1:]
+    command, rest = COMMAND_LINE, shlex.split(line)[1:]
     while isinstance(command, TyperGroup) and rest and not rest[0].startswith("-"):
         name = rest.pop(0)
         assert name in command.commands, line
