@@ -629,6 +629,31 @@ def test_a_broker_comes_and_is_decommissioned(page: Any, url: str, cluster: Clus
         admin.delete_topic("leaving")
 
 
+GONE_FOR_A_MOMENT = """
+    (deed) => {
+        const shown = livePart().innerHTML;
+        const focused = () => document.activeElement.textContent;
+        Array.from(document.querySelectorAll("button")).find((each) => each.textContent === "Drain").focus();
+        const before = focused();
+        replace(livePart(), "<h1>Broker 2</h1>");
+        const meanwhile = focused();
+        if (deed) document.body.dispatchEvent(new Event(deed, { bubbles: true }));
+        replace(livePart(), shown);
+        return [before, meanwhile === before, focused() === before];
+    }
+"""
+
+
+@needs_browser
+@pytest.mark.parametrize("deed", ["", "keydown", "pointerdown"])
+def test_what_is_gone_for_a_moment_gets_the_focus_back_unless_the_person_goes_on(
+    page: Any, url: str, deed: str
+) -> None:
+    whole(page, f"{url}/brokers/2")
+    page.get_by_role("button", name="Drain", exact=True).wait_for()
+    assert page.evaluate(GONE_FOR_A_MOMENT, deed) == ["Drain", False, not deed]
+
+
 @needs_browser
 def test_a_hanging_transaction_is_found_and_aborted(
     browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -78,15 +78,22 @@ function keyOf(element) {
   return [element.tagName, element.getAttribute("href"), sent, element.textContent].join(" ");
 }
 
+// What had the focus and is gone for the moment: brokers may need a while for an answer, or one of them be behind.
+let missed = null;
+for (const deed of ["pointerdown", "keydown"]) document.addEventListener(deed, () => (missed = null), true);
+
 function replace(root, html) {
-  const focused = root.contains(document.activeElement) ? keyOf(document.activeElement) : null;
+  const active = document.activeElement;
+  const focused = root.contains(active) ? keyOf(active) : active === document.body ? missed : null;
   const atStart = root.contains(document.activeElement) && document.activeElement.matches("[autofocus]");
   const scrolled = Array.from(root.querySelectorAll(".wide"), (each) => each.scrollLeft);
   root.innerHTML = html;
   root.querySelectorAll(".wide").forEach((each, index) => (each.scrollLeft = scrolled[index] || 0));
+  missed = null;
   if (focused !== null) {
     const again = Array.from(root.querySelectorAll("a, button")).find((each) => keyOf(each) === focused);
     if (again) again.focus({ preventScroll: true });
+    else missed = focused;
   }
   const start = atStart ? root.querySelector("[autofocus]") : null;
   if (start) start.focus({ preventScroll: true });
