@@ -22,8 +22,8 @@ _COMMANDS: Final = {
 }
 _AUTOGROUP: Final = Path("/proc/sys/kernel/sched_autogroup_enabled")
 _SHARES_BESIDE_SESSIONS: Final = 1024
-"""Linux can make a group of each session (`sched(7)`, autogroup), which weighs 1024 in all. The other tests, with their
-servers and Spark, are in one session."""
+"""Linux can make a group of each session (`sched(7)`, autogroup), which weighs 1024 in all. All clients, and Spark, are
+in one session."""
 _SHARES_BESIDE_THREADS: Final = 4096
 """Without these groups, each single thread weighs 1024."""
 
@@ -46,7 +46,7 @@ def missing() -> str | None:
 
 
 def share_of_processors() -> dict[str, object]:
-    """Return what gives each container as much of a busy core as all other tests together have, or as a few threads.
+    """Return what gives each container as much of a busy core as all clients together have, or as a few threads.
 
     Docker puts all containers into one group, and that group weighs no more than one single thread beside it.
     """
