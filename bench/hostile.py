@@ -31,6 +31,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
+from http.client import HTTPException
 from statistics import median
 from typing import Any, Final
 from urllib.request import urlopen
@@ -216,8 +217,12 @@ class Memory(threading.Thread):
                 self._figures.lost_leases += sum(not self._has_lease(node) for node in self._servers)
 
     def _has_lease(self, node: int) -> bool:
-        with urlopen(f"http://{self._metrics[node]}/metrics", timeout=WAIT_S) as page:
-            return b"raftlog_broker_has_lease 1" in page.read()
+        """Whether a server says that it has its lease: one that does not answer counts as one without."""
+        try:
+            with urlopen(f"http://{self._metrics[node]}/metrics", timeout=WAIT_S) as page:
+                return b"raftlog_broker_has_lease 1" in page.read()
+        except (OSError, HTTPException):
+            return False
 
 
 def run(report: Report) -> None:
