@@ -222,6 +222,7 @@ def test_the_jvm_is_killed_at_the_points_that_matter(drivers: Drivers, tmp_path:
 @pytest.mark.long
 def test_a_driver_that_was_taken_for_dead_goes_on(drivers: Drivers, tmp_path: Path) -> None:
     """Two drivers on one checkpoint: the first one is frozen in the middle of a batch, and comes back as a zombie."""
+    drivers.add_files()
     first = drivers.start(seed=1)
     assert drivers.wait_for_progress(first, 1), drivers.tail()
     os.killpg(first.pid, signal.SIGSTOP)

@@ -78,14 +78,15 @@ function keyOf(element) {
   return [element.tagName, element.getAttribute("href"), sent, element.textContent].join(" ");
 }
 
-// What had the focus and is gone for the moment: brokers may need a while for an answer, or one of them be behind.
+// The link or button that had the focus when an update took it away: if it returns, it gets the focus back.
 let missed = null;
 for (const deed of ["pointerdown", "keydown"]) document.addEventListener(deed, () => (missed = null), true);
 
 function replace(root, html) {
   const active = document.activeElement;
-  const focused = root.contains(active) ? keyOf(active) : active === document.body ? missed : null;
-  const atStart = root.contains(document.activeElement) && document.activeElement.matches("[autofocus]");
+  const isInside = root.contains(active);
+  const focused = isInside ? keyOf(active) : active === document.body ? missed : null;
+  const atStart = isInside && active.matches("[autofocus]");
   const scrolled = Array.from(root.querySelectorAll(".wide"), (each) => each.scrollLeft);
   root.innerHTML = html;
   root.querySelectorAll(".wide").forEach((each, index) => (each.scrollLeft = scrolled[index] || 0));

@@ -20,6 +20,7 @@ from tools.helm import CHART
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "deploy").rglob("*.md"))]
 PAGES.append(CHART / "files" / "alerts.yaml")
 TEXT = (ROOT / "docs" / "operations.md").read_text()
+COMMAND_LINE = typer.main.get_command(tree())
 
 
 def commands(text: str) -> list[str]:
@@ -47,9 +48,6 @@ def test_commands_are_found() -> None:
 def test_a_command_that_there_is_not_would_be_noticed(line: str) -> None:
     with pytest.raises(AssertionError):
         check(line)
-
-
-COMMAND_LINE = typer.main.get_command(tree())
 
 
 def check(line: str) -> None:
