@@ -10,6 +10,7 @@ import asyncio
 import json
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -18,6 +19,7 @@ from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector, 
 
 from broker.clock import Clock
 from broker.config.config import BrokerConfig
+from broker.net.interceptors import Rarely
 from broker.net.listeners import why_not
 from broker.observability.counters import Counters
 from broker.observability.event_loop import LoopLagMonitor
@@ -73,6 +75,7 @@ class ObservabilityServer:
             "/readyz": health.ready,
             "/startupz": health.startup,
         }
+        rarely = Rarely()
 
         class Handler(BaseHTTPRequestHandler):
             timeout = SOCKET_TIMEOUT_S
@@ -88,7 +91,15 @@ class ObservabilityServer:
                     self._answer(status, JSON, json.dumps(document).encode())
                 elif path == "/metrics":
                     encode, content_type = exposition.choose_encoder(self.headers.get("Accept", ""))
-                    self._answer(200, content_type, encode(registry))
+                    try:
+                        measured = encode(registry)
+                    except Exception as error:
+                        if rarely.may_log(type(error), 1e3 * time.monotonic()):
+                            logger.exception("a scrape failed: a metric could not be read; please report this")
+                        said = "a metric could not be read; the node's log says why"
+                        self._answer(500, JSON, json.dumps({"error": said}).encode())
+                        return
+                    self._answer(200, content_type, measured)
                 else:
                     known = ", ".join((*pages, "/metrics"))
                     self._answer(404, JSON, json.dumps({"error": f"no such page; the pages are {known}"}).encode())

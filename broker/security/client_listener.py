@@ -166,9 +166,9 @@ class ClientSecurity:
                 logger.exception("a look at the users, keys or revocation lists failed; the next one is soon")
 
     def count_authenticated(self) -> int:
-        """Return the number of open streams with a token, and of Kafka clients' connections with a login."""
+        """Return the number of open streams with a token, and of Kafka clients' connections with a login. For any thread."""
         streams = 0 if self.interceptor is None else self.interceptor.count_streams()
-        return streams + sum(each.login is not None for each in self.connections)
+        return streams + sum(each.login is not None for each in self.connections.copy())
 
     def is_current(self, login: Login) -> bool:
         """Whether the credential that a client logged in with is still the user's."""

@@ -379,8 +379,8 @@ class Identify(RewrittenHandlers):
         """Called with context, principal and address of each call of a user; aborts it if the user is shut out."""
 
     def count_streams(self) -> int:
-        """Return the number of open streams with a token."""
-        return sum(stream.login is not _NO_LOGIN for stream in self._streams)
+        """Return the number of open streams with a token. For any thread."""
+        return sum(stream.login is not _NO_LOGIN for stream in self._streams.copy())
 
     def check(self) -> int:
         """End streams whose credential has changed or is gone, or whose certificate is revoked; return their number."""

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client import CollectorRegistry, Gauge, Metric
 
 from broker.clock import SystemClock
 from broker.observability.health import Health
@@ -118,6 +118,30 @@ def test_probes_and_metrics_are_answered(server: ObservabilityServer, health: He
     assert content_type.startswith("text/plain")
     assert b"raftlog_answer 42.0" in body
     assert get(server, "/metrics", "HEAD")[2] == b""
+
+
+def test_a_metric_that_cannot_be_read_is_an_error_and_logged_once(
+    health: Health, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Broken:
+        def collect(self) -> Iterator[Metric]:
+            yield Metric("fine", "Fine.", "gauge")
+            raise RuntimeError("dictionary changed size during iteration")
+
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(Broken())
+    server = ObservabilityServer("127.0.0.1", 0, health, registry)
+    server.start()
+    try:
+        for _ in range(2):
+            status, content_type, body = get(server, "/metrics")
+            assert (status, content_type) == (500, "application/json; charset=utf-8")
+            assert "the node's log says why" in json.loads(body)["error"]
+    finally:
+        server.close()
+    assert [record.message for record in caplog.records if record.exc_info] == [
+        "a scrape failed: a metric could not be read; please report this"
+    ], "the cause must be in the log once, not for every scrape"
 
 
 def test_what_is_not_there_is_named(server: ObservabilityServer) -> None:

@@ -75,6 +75,35 @@ def test_a_user_that_is_shut_out_cannot_log_in_and_only_it_learns_why() -> None:
     assert len(asked) == 1
 
 
+def test_who_is_logged_in_is_counted_while_others_log_in() -> None:
+    """A scrape counts on a thread of its own: streams and connections begin and end meanwhile."""
+    security = made(Book(), **SASL)
+    assert security.interceptor is not None
+    login = Login("alice", SCRAM_SHA_512, 1, 0)
+
+    class Arriving:
+        """While it is looked at, another one begins."""
+
+        certificate = b""
+
+        def __init__(self, among: set[Any]) -> None:
+            self._among = among
+
+        @property
+        def login(self) -> Login:
+            self._among.add(Arriving(self._among))
+            return login
+
+        def end(self) -> None:
+            raise AssertionError("nothing ends here")
+
+    connections: set[Any] = security.connections
+    streams: set[Any] = security.interceptor._streams
+    for among in (connections, streams):
+        among.add(Arriving(among))
+    assert security.count_authenticated() == 2
+
+
 def test_rules_name_the_users_of_certificates() -> None:
     class WithCertificate(Context):
         def auth_context(self) -> dict[str, list[bytes]]:
