@@ -10,7 +10,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from broker.clock import Clock
 from broker.config.checks import ACL, OAUTHBEARER, WITH_SASL
@@ -23,7 +23,6 @@ from broker.security import mapping
 from broker.security.audit import Audit
 from broker.security.authorizer import AclAuthorizer
 from broker.security.identify import LIFETIME_MS, MAX_STRANGERS, OF_BEARER, Identify, Login, Tokens
-from broker.security.oauth import Bearers, OauthConfig
 from broker.security.scram import ScramExchanges
 from broker.security.users import Users, UsersFile
 from raftlog._core.cluster import is_loopback
@@ -32,6 +31,9 @@ from raftlog.errors import AuthenticationFailed, RaftlogError, SecurityDisabled
 from raftlog.v1.security_pb2 import AuthenticateResponse
 from raftmeta.credentials import Credential, CredentialKey
 from raftmeta.image import MetadataImage
+
+if TYPE_CHECKING:
+    from broker.security.oauth import Bearers
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +84,9 @@ class ClientSecurity:
         self._counters = counters
         self._bearers: Bearers | None = None
         if OAUTHBEARER in config.sasl_enabled_mechanisms:
-            self._bearers = Bearers(oauth_config(config), clock)
+            from broker.security.oauth import Bearers, OauthConfig  # here: most brokers take no such tokens
+
+            self._bearers = Bearers(OauthConfig.of(config), clock)
         self._protocol = config.listener_security_protocol
         self._audit = Audit(clock)
         self._logged = Rarely()
@@ -166,7 +170,7 @@ class ClientSecurity:
                 logger.exception("a look at the users, keys or revocation lists failed; the next one is soon")
 
     def count_authenticated(self) -> int:
-        """Return the number of open streams with a token, and of Kafka clients' connections with a login. For any thread."""
+        """Return how many streams with a token, and Kafka connections with a login, are open. For any thread."""
         streams = 0 if self.interceptor is None else self.interceptor.count_streams()
         return streams + sum(each.login is not None for each in self.connections.copy())
 
@@ -266,21 +270,6 @@ class ClientSecurity:
             )
         if b"ssl" not in context.auth_context().get("transport_security_type", ()):
             raise SecurityDisabled("passwords need a connection with TLS: set security.protocol = sasl_ssl")
-
-
-def oauth_config(config: BrokerConfig) -> OauthConfig:
-    """Return the settings of OAUTHBEARER."""
-    return OauthConfig(
-        config.sasl_oauthbearer_jwks_endpoint_url,
-        config.sasl_oauthbearer_expected_issuer,
-        config.sasl_oauthbearer_expected_audience,
-        config.sasl_oauthbearer_algorithms,
-        config.sasl_oauthbearer_sub_claim_name,
-        config.sasl_oauthbearer_clock_skew_seconds,
-        config.sasl_oauthbearer_jwks_endpoint_refresh_ms,
-        config.sasl_oauthbearer_allowed_urls,
-        config.sasl_oauthbearer_private_addresses_allow,
-    )
 
 
 def _warn(config: BrokerConfig) -> None:

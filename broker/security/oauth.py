@@ -40,6 +40,7 @@ from joserfc.errors import InvalidKeyIdError, JoseError
 from joserfc.jwk import KeySet
 
 from broker.clock import Clock
+from broker.config.config import BrokerConfig
 from broker.security.users import stamp_of
 from raftlog._core.security.acls import why_no_user
 from raftlog.errors import AuthenticationFailed, BrokerOverloaded, InvalidConfig
@@ -67,6 +68,21 @@ class OauthConfig(NamedTuple):
     refresh_ms: float = 3_600_000
     allowed_urls: tuple[str, ...] = ()
     private_addresses_allow: bool = False
+
+    @classmethod
+    def of(cls, config: BrokerConfig) -> OauthConfig:
+        """Return a broker's settings."""
+        return cls(
+            config.sasl_oauthbearer_jwks_endpoint_url,
+            config.sasl_oauthbearer_expected_issuer,
+            config.sasl_oauthbearer_expected_audience,
+            config.sasl_oauthbearer_algorithms,
+            config.sasl_oauthbearer_sub_claim_name,
+            config.sasl_oauthbearer_clock_skew_seconds,
+            config.sasl_oauthbearer_jwks_endpoint_refresh_ms,
+            config.sasl_oauthbearer_allowed_urls,
+            config.sasl_oauthbearer_private_addresses_allow,
+        )
 
 
 class Bearer(NamedTuple):

@@ -20,7 +20,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from grpc import aio
 
@@ -35,9 +35,6 @@ from broker.coordinator.transactions.marker_links import MarkerLinks
 from broker.coordinator.transactions.marker_sender import LocalMarkers, MarkerSender
 from broker.coordinator.transactions.producer_ids import ProducerIds
 from broker.coordinator.transactions.verifier import ProducerChecks, TransactionVerifier
-from broker.kafka.apis import Services
-from broker.kafka.listener import KafkaListener, listen_for_kafka
-from broker.kafka.sasl import door_of
 from broker.log.flush import GroupCommit
 from broker.log.log_dir import LOCK_FILE
 from broker.log.manager import LogManager
@@ -83,6 +80,9 @@ from raftmeta.port import MetadataPort
 from raftmeta.producer_ids import SECRET_BYTES
 from replication.shell.service import ReplicationService
 from replication.token_bucket import TokenBucket
+
+if TYPE_CHECKING:
+    from broker.kafka.listener import KafkaListener
 
 logger = logging.getLogger(__name__)
 
@@ -339,29 +339,20 @@ class BrokerRole:
         self._log_service = LogService(self._registry, config, reads, self._producer_checks, self._quotas)
         self._registry.on_term += (self._groups.on_term, self._transactions.on_term)
         self._internal_topics = InternalTopics(metadata, config)
-        self._services = Services(
-            self._log_service,
-            GroupService(self._groups, self._internal_topics, config, self._verifier, self._calls),
-            TransactionService(
-                self._transactions,
-                self._markers,
-                self._producer_ids,
-                self._internal_topics,
-                config,
-                lambda: metadata.image,
-                self._registry.find,
-            ),
-            AdminService(
-                metadata,
-                config,
-                self._logs,
-                self._registry.wait_applied,
-                self._registry.partitions,
-                clock,
-                self._quotas,
-            ),
+        # What both client listeners call, beside the service of the log.
+        self._group_service = GroupService(self._groups, self._internal_topics, config, self._verifier, self._calls)
+        self._transaction_service = TransactionService(
+            self._transactions,
+            self._markers,
+            self._producer_ids,
+            self._internal_topics,
+            config,
+            lambda: metadata.image,
+            self._registry.find,
         )
-        """What both client listeners call."""
+        self._admin_service = AdminService(
+            metadata, config, self._logs, self._registry.wait_applied, self._registry.partitions, clock, self._quotas
+        )
         self._security: ClientSecurity | None = None
         self._broker_epoch: int | None = None
         self._replication: ReplicationRole | None = None
@@ -443,10 +434,15 @@ class BrokerRole:
 
         kafka, kafka_endpoint = None, ("", 0)
         if self._config.kafka_listener is not None:
+            # Here: most brokers have no such listener, and its libraries take time and memory.
+            from broker.kafka.apis import Services
+            from broker.kafka.listener import listen_for_kafka
+            from broker.kafka.sasl import door_of
+
             kafka = listen_for_kafka(
                 self._config,
                 self._registry,
-                self._services,
+                Services(self._log_service, self._group_service, self._transaction_service, self._admin_service),
                 lambda: self._metadata.image,
                 self._reads,
                 self._producer_checks,
@@ -560,7 +556,7 @@ class BrokerRole:
         )
         nodes = NodeService(self._facts, pass_on_to(self._node_address, partial(open_channel, tls=self._to_nodes)))
         server.add_generic_rpc_handlers((self._log_service.handlers(), nodes.handlers()))
-        group_pb2_grpc.add_GroupServicer_to_server(self._services.groups, server)
+        group_pb2_grpc.add_GroupServicer_to_server(self._group_service, server)
         tools = Tools(
             lambda: self._observed.health.ready()[0] == OK,
             health=self._config.grpc_health_enable,
@@ -575,8 +571,8 @@ class BrokerRole:
             ),
             server,
         )
-        transaction_pb2_grpc.add_TransactionServicer_to_server(self._services.transactions, server)
-        admin_pb2_grpc.add_AdminServicer_to_server(self._services.admin, server)
+        transaction_pb2_grpc.add_TransactionServicer_to_server(self._transaction_service, server)
+        admin_pb2_grpc.add_AdminServicer_to_server(self._admin_service, server)
         security_pb2_grpc.add_SecurityServicer_to_server(security_service, server)
         return server
 
