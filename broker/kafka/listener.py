@@ -64,7 +64,7 @@ from broker.net.calls import CallLimits
 from broker.net.connections import ConnectionLimits, Newcomer, Newcomers, limits_of
 from broker.net.interceptors import Rarely
 from broker.net.services.security import SecurityService
-from broker.observability.counters import Counters
+from broker.observability.counters import MTLS, Counters
 from broker.quotas.manager import LOOK_AGAIN_MS, MAX_CLIENT_ID, Measured, QuotaManager, whole_ms
 from broker.replicas.replica_manager import ReplicaManager
 from broker.security.caller import Caller, caller
@@ -108,6 +108,9 @@ _NEVER_HELD: Final = frozenset(
 _GO_ON: Final = _NEVER_HELD | {api.PRODUCE, api.FETCH, api.OFFSET_COMMIT}
 """Served on connections that a user has when it is shut out: to clients of raftlog these are messages of streams that
 are open, which go on (ADR 0043). The first request of a connection is none of these."""
+
+_NO_CERTIFICATE: Final = frozenset({"CERTIFICATE_VERIFY_FAILED", "PEER_DID_NOT_RETURN_A_CERTIFICATE"})
+"""OpenSSL's reasons for which a handshake fails because of the client's certificate; raised only if one is required."""
 
 _SIZE = struct.Struct(">i")
 _HEAD = struct.Struct(">hhi")
@@ -280,6 +283,8 @@ class KafkaListener:
             if str(why):
                 self.tell(host, str(why))
         except ssl.SSLError as error:
+            if error.reason in _NO_CERTIFICATE:
+                self.door.counters.authentications[MTLS, "failure"] += 1
             self.tell(host, f"TLS: {error.reason or error}")
         except (OSError, TimeoutError, asyncio.IncompleteReadError):
             pass  # the client is gone, or too slow

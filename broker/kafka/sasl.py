@@ -29,7 +29,7 @@ from broker.kafka import errors
 from broker.kafka.codec import Fields
 from broker.net.interceptors import REVOKED
 from broker.net.tls import KafkaContexts, NodeTls
-from broker.observability.counters import Counters
+from broker.observability.counters import MTLS, Counters
 from broker.security import mapping
 from broker.security.caller import Authorizer, Caller
 from broker.security.client_listener import ClientSecurity
@@ -104,8 +104,11 @@ class Door:
             certificate = tls.getpeercert(binary_form=True) or b""
             revoked = None if self.security is None else self.security.revoked
             if revoked is not None and revoked.is_revoked(certificate):
+                self.counters.authentications[MTLS, "failure"] += 1
                 raise NotAdmitted(REVOKED)
             if not self.asks_for_password:
+                if certificate:
+                    self.counters.authentications[MTLS, "success"] += 1
                 principal = principal_of_certificate(tls.getpeercert() or {}, self._rules)
         who = Caller(principal, host, self.authorizer)
         return Session(self, who, certificate, is_admitted=not self.asks_for_password)

@@ -19,6 +19,9 @@ STAGES: Final = ("queue", "local", "remote", "response", "total")
 """Of a request, in Kafka's words: waiting in the queue, work on this broker, waiting for disks and replicas, sending
 the response, and all of them."""
 
+MTLS: Final = "mTLS"
+"""The mechanism under which certificates of clients count, beside those of SASL."""
+
 
 class Histogram:
     """Counts of values by bucket, and their sum."""
@@ -89,7 +92,7 @@ class Counters:
         self.leader_elections = self.unclean_leader_elections = 0
         """Leader changes of partitions while this node was the active controller."""
         self.authentications: Counter[tuple[str, str]] = Counter()
-        """Exchanges by mechanism, and "success" or "failure"."""
+        """Exchanges by mechanism (of certificates `MTLS`), and "success" or "failure"."""
         self.unauthenticated_calls = 0
         """Calls refused for a missing or expired authentication."""
         self.authorization_refusals: Counter[str] = Counter()

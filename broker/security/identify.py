@@ -53,7 +53,7 @@ from broker.net.interceptors import (
     send_headers,
 )
 from broker.net.revocation import RevocationLists
-from broker.observability.counters import Counters
+from broker.observability.counters import MTLS, Counters
 from broker.security.audit import network_of
 from broker.security.caller import Authorizer, Caller, caller
 from broker.security.mapping import DEFAULT, Rule, name_of, name_of_subject
@@ -473,6 +473,7 @@ class Identify(RewrittenHandlers):
         if login is None:  # cannot happen while gRPC runs the interceptor first; refused to be safe
             raise AuthenticationFailed(NO_TOKEN)
         if self._is_revoked(self._certificate_of(context)):
+            self._counters.authentications[MTLS, "failure"] += 1
             raise AuthenticationFailed(REVOKED)
         if login is not _NO_LOGIN:
             self._check_current(login)  # again: the request may have arrived much later than its call

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import struct
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
 from typing import Any, ClassVar, cast
 
 import pytest
@@ -22,17 +25,20 @@ from broker.kafka.codec import Fields
 from broker.kafka.fetch import Fetch
 from broker.kafka.listener import KafkaListener
 from broker.kafka.produce import Produce
-from broker.kafka.sasl import OPEN, Door
+from broker.kafka.sasl import OPEN, Door, door_of
 from broker.net.calls import MAX_REFUSED_CALL_RATE, CallLimits, ShutOuts
 from broker.net.connections import ConnectionLimits
+from broker.net.tls import NodeTls
 from broker.observability.counters import Counters
 from broker.quotas.manager import QuotaManager
 from broker.security.caller import Caller
 from broker.security.client_listener import ClientSecurity
 from broker.server.lease import Wake
+from raftlog.testing import CertificateAuthority
 from raftmeta.image import MetadataImage
 from raftmeta.quotas import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, REQUEST_PERCENTAGE, QuotaEntity
 from tests.support.fake_authorizer import FakeAuthorizer
+from tests.support.revocation import revoke
 from tests.support.scram_parts import Book, Hands
 
 
@@ -110,7 +116,7 @@ class Client:
     async def is_closed(self) -> bool:
         try:
             return await self._reader.read(1) == b""
-        except ConnectionResetError:
+        except (ConnectionResetError, ssl.SSLError):
             return True
 
 
@@ -436,6 +442,77 @@ class Guarded:
             max_strangers=2,
             login_ms=login_ms,
         )
+
+
+class Certified:
+    """A door that asks for certificates, and who issues them. `trusted`: whose certificates it takes."""
+
+    def __init__(self, directory: Path) -> None:
+        self.trusted = CertificateAuthority(directory / "trusted")
+        self.stranger = CertificateAuthority(directory / "stranger", "another CA")
+        self.revoked_certificate = self.trusted.issue("carol", hosts=())
+        crl = revoke(self.trusted, directory / "crl.pem", self.revoked_certificate)
+        keys = {
+            "node.id": 1,
+            "log.dirs": "/data",
+            "listeners": "127.0.0.1:1,kafka+ssl://127.0.0.1:2",
+            **self.trusted.node_config(1),
+            "ssl.crl.location": str(crl),
+        }
+        config, counters = BrokerConfig.from_values(keys), Counters()
+        tls = NodeTls(config)
+        security = ClientSecurity(config, MetadataImage, Hands(), counters, tls.revoked)
+        self.door = door_of(config, security, tls, Hands(), counters)
+
+    async def client(self, bed: Bed, certificate: Path | None) -> Client:
+        """Return a client whose own part of the handshake is over: brokers refuse certificates after that."""
+        context = ssl.create_default_context(cafile=self.trusted.ca_file)
+        if certificate is not None:
+            context.load_cert_chain(certificate)
+        return Client(*await asyncio.open_connection("127.0.0.1", bed.listener.port, ssl=context))
+
+
+@pytest.mark.parametrize("case", ["none", "of another CA", "expired", "revoked"])
+def test_a_certificate_that_is_refused_counts_as_a_failed_authentication(tmp_path: Path, case: str) -> None:
+    world = Certified(tmp_path)
+    certificate = {
+        "none": lambda: None,
+        "of another CA": lambda: world.stranger.issue("ada", hosts=()),
+        "expired": lambda: world.trusted.issue("ada", hosts=(), lasts=-timedelta(hours=1)),
+        "revoked": lambda: world.revoked_certificate,
+    }[case]()
+
+    async def scenario(bed: Bed) -> None:
+        assert await (await world.client(bed, certificate)).is_closed()
+        await until(lambda: bed.listener.connections == 0)
+        assert world.door.counters.authentications == {("mTLS", "failure"): 1}
+
+    run(scenario, world.door)
+
+
+def test_a_certificate_that_is_taken_counts_as_an_authentication(tmp_path: Path) -> None:
+    world = Certified(tmp_path)
+
+    async def scenario(bed: Bed) -> None:
+        client = await world.client(bed, world.trusted.issue("ada", hosts=()))
+        client.fetch(1)
+        assert await client.received() == 1
+        assert world.door.counters.authentications == {("mTLS", "success"): 1}
+
+    run(scenario, world.door)
+
+
+def test_what_is_not_tls_is_no_failed_authentication(tmp_path: Path) -> None:
+    world = Certified(tmp_path)
+
+    async def scenario(bed: Bed) -> None:
+        client = await bed.client()
+        client.fetch(1)
+        while not await client.is_closed():  # after TLS's alert
+            pass
+        assert world.door.counters.authentications == {}
+
+    run(scenario, world.door)
 
 
 async def log_in(client: Client, user: str = "ada", password: str = "secret") -> None:

@@ -240,6 +240,7 @@ async def test_a_client_with_a_revoked_certificate_is_refused_and_its_open_strea
             await refusal(unary(b"x", timeout=WAIT_S))
             unary = honest.unary_unary(name)
             assert await unary(b"x", timeout=WAIT_S) == b"x"
+        assert counters.authentications == {("mTLS", "failure"): 2}
         await streams[0].write(b"y")
         assert await asyncio.wait_for(streams[0].read(), WAIT_S) == b"y"
         streams[0].cancel()
