@@ -14,9 +14,8 @@ import ssl
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import grpc
 
@@ -24,16 +23,20 @@ from broker.config.checks import WITH_TLS
 from broker.config.config import BrokerConfig
 from broker.config.endpoints import SSL
 from broker.net.revocation import RevocationLists
-from raftlog._client.security import TRY_AGAIN_S, ChannelTls, FreshPem, Names, Pem, PemFiles
+from raftlog._client.security import (
+    EXPIRED,
+    NOT_YET_VALID,
+    TRY_AGAIN_S,
+    WRONG_PURPOSE,
+    ChannelTls,
+    FreshPem,
+    Names,
+    Pem,
+    PemFiles,
+    shake_hands,
+)
 from raftlog.errors import InvalidConfig
 from raftmeta.quorum.peer_identity import NODE_URI, node_ids_named
-
-_ROUNDS: Final = 10
-"""An upper bound; a handshake takes two or three."""
-_EXPIRED: Final = 10
-_NOT_YET_VALID: Final = 9
-_WRONG_PURPOSE: Final = 26
-"""X509_V_ERR_*."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +59,7 @@ def look_at(files: PemFiles, pem: Pem) -> Facts:
     client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # the client trusts this very certificate, of any issuer
     client.load_verify_locations(cadata=pem.certificate.decode("ascii", "ignore"))
     try:
-        found = _shake_hands(server, client)
+        found = shake_hands(server, client)
     except ssl.SSLCertVerificationError as error:
         raise InvalidConfig(f"{_named(files)} {_in_words(error)}") from None
     except ssl.SSLError as error:
@@ -82,7 +85,7 @@ def check_trusted(files: PemFiles, pem: Pem) -> None:
         context.load_verify_locations(cadata=pem.ca.decode("ascii", "ignore"))
     client.load_cert_chain(files.certificate, files.key_file, password=files.password())
     try:
-        _shake_hands(server, client)
+        shake_hands(server, client)
     except ssl.SSLCertVerificationError as error:
         trusts = f"with the CAs in {files.names.ca}={files.ca!r}"
         raise InvalidConfig(f"{_named(files)} {_in_words(error)}; other nodes {trusts} would refuse it") from None
@@ -96,11 +99,11 @@ def _named(files: PemFiles) -> str:
 
 def _in_words(error: ssl.SSLCertVerificationError) -> str:
     match error.verify_code:
-        case code if code == _EXPIRED:
+        case code if code == EXPIRED:
             return "has expired, or one of its CAs has; issue a new one"
-        case code if code == _NOT_YET_VALID:
+        case code if code == NOT_YET_VALID:
             return "is not valid yet; check this machine's clock"
-        case code if code == _WRONG_PURPOSE:
+        case code if code == WRONG_PURPOSE:
             return (
                 "is not issued for both uses: nodes are servers and clients to each other, issue it with "
                 "extendedKeyUsage = serverAuth, clientAuth"
@@ -119,22 +122,6 @@ def _client() -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     return context
-
-
-def _shake_hands(server_context: ssl.SSLContext, client_context: ssl.SSLContext) -> dict[str, Any]:
-    """Return the server's certificate as `ssl.SSLSocket.getpeercert` does.
-
-    Raises:
-        ssl.SSLError: one side refuses the other.
-    """
-    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
-    client = client_context.wrap_bio(to_client, to_server, server_side=False)
-    server = server_context.wrap_bio(to_server, to_client, server_side=True)
-    for _ in range(_ROUNDS):
-        for side in (client, server):
-            with suppress(ssl.SSLWantReadError):
-                side.do_handshake()
-    return dict(client.getpeercert() or {})
 
 
 logger = logging.getLogger(__name__)

@@ -21,11 +21,11 @@ import grpc
 
 from raftlog._client.connections import (
     REFUSED_GRACE_S,
+    CertificateRefused,
     NobodyListens,
     client_id_metadata,
     connections,
     from_grpc,
-    nobody_answers,
 )
 from raftlog._client.coordinators import TRANSACTIONS, Coordinator, Coordinators
 from raftlog._client.groups import Entry, checked, in_pieces, to_commit
@@ -555,7 +555,8 @@ class AdminEngine:
     def _is_hopeless(self, error: RaftlogError, waited_s: float) -> bool:
         """Whether no address has a listener now, and no broker has ever answered."""
         known = self._answered or self._metadata.view.brokers
-        return isinstance(error, NobodyListens) and not known and waited_s >= REFUSED_GRACE_S
+        grace_s = 0.0 if isinstance(error, CertificateRefused) else REFUSED_GRACE_S
+        return isinstance(error, NobodyListens) and not known and waited_s >= grace_s
 
     async def _anyone(
         self,
@@ -603,7 +604,7 @@ class AdminEngine:
                         raise
                 self._last_address = address
                 return response
-            raise cause or nobody_answers(addresses, reasons)
+            raise cause or await self._connections.nobody_answers(addresses, reasons)
 
         return await self._retried(attempt, timeout, at_once)
 

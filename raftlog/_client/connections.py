@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import time
 import weakref
@@ -23,7 +24,17 @@ import grpc
 from google.protobuf.message import DecodeError
 from google.rpc.status_pb2 import Status
 
-from raftlog._client.security import FROM_PLUGIN, ChannelTls, Options, PemFiles, Sasl, dial, forget_token, named_error
+from raftlog._client.security import (
+    FROM_PLUGIN,
+    REFUSES,
+    ChannelTls,
+    Options,
+    PemFiles,
+    Sasl,
+    dial,
+    forget_token,
+    named_error,
+)
 from raftlog.errors import (
     AuthenticationFailed,
     AuthorizationError,
@@ -60,6 +71,7 @@ _NOT_YET: Final = "its certificate is not valid yet; is a clock wrong?"
 _NO_TLS: Final = "it does not speak TLS; is security.protocol right, and the port?"
 _TLS_TROUBLES: Final = (_NOT_TRUSTED, _NAME, _EXPIRED, _NOT_YET, _NO_TLS)
 """TLS failures that waiting does not change."""
+_HOPELESS: Final = (REFUSED, *_TLS_TROUBLES)
 REFUSED_GRACE_S: Final = 2.0
 """How long a starting server may take to open its port."""
 REPLACED_AFTER_S: Final = 2.0
@@ -68,6 +80,10 @@ name that it could not resolve after pauses that grow to two minutes. After it h
 address that it knew, and a pod that is gone does not even refuse the connection."""
 _LAST_CALLS_S: Final = 30.0
 """How long calls of a replaced channel may go on: a stopping server accepts no connections, but still answers calls."""
+_ASK_AGAIN_S: Final = 10.0
+"""How long it counts why a listener has closed new connections. Each question costs it a handshake or two."""
+_RESET: Final = "the connection was reset"
+_CLOSED: Final = "the connection was closed"
 _IN_WORDS: Final = {
     "hostname verification check failed": _NAME,
     "certificate has expired": _EXPIRED,
@@ -81,9 +97,9 @@ _IN_WORDS: Final = {
     "name or service not known": "the host name is not known",
     "no route to host": "no route to host",
     "network is unreachable": "the network is not reachable",
-    "connection reset": "the connection was reset",
-    "broken pipe": "the connection was reset",
-    "socket closed": "the connection was closed",
+    "connection reset": _RESET,
+    "broken pipe": _RESET,
+    "socket closed": _CLOSED,
     "connection timed out": "it does not answer",
 }
 """gRPC's texts in plain words; the first match counts."""
@@ -92,6 +108,8 @@ _CLOSED_AT_ONCE: Final = (
     "(raftlog up prints both ports), a listener with TLS to plaintext clients (security.protocol) and to clients "
     "without a certificate that it trusts (ssl.certificate.location), another program to any client"
 )
+_CLOSED_EARLY: Final = (_CLOSED_AT_ONCE, _CLOSED, _RESET)
+"""What gRPC makes of a connection that the server closes after the client's part of TLS's handshake."""
 
 
 class NobodyListens(BrokerUnavailable):
@@ -102,6 +120,15 @@ class TlsFailed(NobodyListens):
     """TLS has failed at every address for reasons that waiting does not change. Never sent over the wire."""
 
 
+class CertificateRefused(TlsFailed):
+    """A broker refuses the client for its certificate, and no other one takes it. Never sent over the wire.
+
+    `why`: what is wrong with the certificate, "" if the client has none.
+    """
+
+    why = ""
+
+
 def nobody_answers(addresses: Sequence[str], reasons: Sequence[str]) -> BrokerUnavailable:
     """Return the error after all addresses have failed, with the reason of each."""
     if reasons and all(reason.endswith(_TLS_TROUBLES) for reason in reasons):
@@ -109,11 +136,15 @@ def nobody_answers(addresses: Sequence[str], reasons: Sequence[str]) -> BrokerUn
             f"no TLS connection to a broker at {', '.join(addresses)}; check the addresses, security.protocol and "
             f"ssl.ca.location ({'; '.join(reasons)})"
         )
-    refused = bool(reasons) and all(reason.endswith((REFUSED, *_TLS_TROUBLES)) for reason in reasons)
+    refused = bool(reasons) and all(reason.endswith(_HOPELESS) for reason in reasons)
     return (NobodyListens if refused else BrokerUnavailable)(
         f"no broker answers at {', '.join(addresses)}; check that the cluster runs, that the addresses and ports are "
         f"right and that no firewall is between ({'; '.join(reasons)})"
     )
+
+
+def _shortened(reason: str) -> str:
+    return reason.replace(_CLOSED_AT_ONCE, _CLOSED)
 
 
 def in_words(details: str) -> str:
@@ -229,6 +260,8 @@ class Connections:
         self._version = tls.version if tls is not None else 0
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._opened_s: dict[str, float] = {}
+        self._refusals: dict[str, tuple[float, int, str]] = {}
+        """By address: when it was asked why it closes connections, the certificates' version, and the answer."""
         self._before: list[grpc.aio.Channel] = []
         self._closing: set[asyncio.Task[None]] = set()
         self._ended = asyncio.Event()
@@ -248,6 +281,36 @@ class Connections:
         channel = self._channels[address] = self._opened(address)
         self._opened_s[address] = time.monotonic()
         return channel
+
+    async def nobody_answers(self, addresses: Sequence[str], reasons: Sequence[str]) -> BrokerUnavailable:
+        """As the function. If a listener with TLS closes new connections, it is asked whether the certificate is why.
+
+        One of them is asked, as clients may have the addresses of very many brokers.
+        """
+        closed = {f"no connection to {address}: {words}": address for address in addresses for words in _CLOSED_EARLY}
+        first = next((reason for reason in reasons if reason in closed), None)
+        words = "" if first is None else await self._why_refused(closed[first])
+        if not words:
+            return nobody_answers(addresses, reasons)
+        told = [f"no connection to {closed[first]}: {words}" if each == first else _shortened(each) for each in reasons]
+        if not all(each in closed or each.endswith(_HOPELESS) for each in reasons):
+            return nobody_answers(addresses, told)
+        error = CertificateRefused(
+            f"no broker at {', '.join(addresses)} takes a connection of this client ({'; '.join(told)})"
+        )
+        error.why = words.partition(REFUSES)[2]
+        return error
+
+    async def _why_refused(self, address: str) -> str:
+        """Return why a broker refuses the client's certificate; "": it does not, or the connection is in plaintext."""
+        if self._tls is None:
+            return ""
+        now_s, version = time.monotonic(), self._tls.version
+        at_s, of_version, words = self._refusals.get(address, (-math.inf, 0, ""))
+        if now_s - at_s >= _ASK_AGAIN_S or of_version != version:
+            words = await asyncio.to_thread(self._tls.why_refused, address)
+            self._refusals[address] = time.monotonic(), version, words
+        return words
 
     def _is_unconnected(self, address: str, channel: grpc.aio.Channel) -> bool:
         return time.monotonic() - self._opened_s[address] >= REPLACED_AFTER_S and channel.get_state() in (

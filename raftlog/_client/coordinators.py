@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import grpc
 
-from raftlog._client.connections import Connections, from_grpc, nobody_answers
+from raftlog._client.connections import Connections, from_grpc
 from raftlog._client.metadata import MetadataCache
 from raftlog._core.backoff import Pauses
 from raftlog._core.cluster import join_address
@@ -187,7 +187,7 @@ class Coordinators:
             await asyncio.gather(*asking, *done, return_exceptions=True)  # retrieves the exceptions of all
         if refusals:
             raise refusals[0]
-        raise nobody_answers(addresses, reasons or [f"no answer within {_ROUND_S:g} s"])
+        raise await self._connections.nobody_answers(addresses, reasons or [f"no answer within {_ROUND_S:g} s"])
 
     def _addresses(self) -> list[str]:
         known = [broker.address for broker in self._metadata.view.brokers.values() if not broker.fenced]

@@ -21,11 +21,11 @@ import grpc
 
 from raftlog._client.connections import (
     REFUSED_GRACE_S,
+    CertificateRefused,
     Connections,
     NobodyListens,
     TlsFailed,
     from_grpc,
-    nobody_answers,
 )
 from raftlog._core.backoff import Pace, Pauses
 from raftlog._core.cluster import BrokerView, ClusterCache, TopicView
@@ -463,7 +463,7 @@ class MetadataCache:
                 addresses, request, probes=probes, good_enough=lambda answer: not self.view.is_older(answer)
             )
         except NobodyAnswers as nobody:
-            self.last_error = nobody_answers(addresses, nobody.reasons)
+            self.last_error = await self._connections.nobody_answers(addresses, nobody.reasons)
             raise self.last_error from None
         except AuthorizationError as refused:
             self.last_error = refused
@@ -474,7 +474,9 @@ class MetadataCache:
 
     def is_hopeless(self, error: RaftlogError, waited_s: float) -> bool:
         """Whether no broker has ever answered, and after this wait none is expected to."""
-        grace_s = min(self.refused_grace_s, REFUSED_GRACE_S) if isinstance(error, TlsFailed) else self.refused_grace_s
+        grace_s = self.refused_grace_s
+        if isinstance(error, TlsFailed):
+            grace_s = 0.0 if isinstance(error, CertificateRefused) else min(grace_s, REFUSED_GRACE_S)
         return isinstance(error, NobodyListens) and not self.view.brokers and waited_s >= grace_s
 
     async def topic(self, name: str, timeout_ms: float, *, fresh: bool = False, max_age_s: float = 0.0) -> TopicView:

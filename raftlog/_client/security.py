@@ -1,9 +1,9 @@
 """TLS and logins of clients: PEM files, SCRAM logins (RFC 5802), and channels that use both.
 
 `FreshPem` reads certificates and keys again when their files change; `ChannelTls` opens channels with them, for clients
-and between nodes. `TokenSource` gets JSON Web Tokens for OAUTHBEARER. `Logins` holds the tokens that calls carry. For
-each call, gRPC asks for the token in a thread; that thread logs in if there is no token, and concurrent calls wait for
-its login. Each broker issues its own tokens.
+and between nodes. `why_refused` finds out why a server refuses a client's certificate. `TokenSource` gets JSON Web
+Tokens for OAUTHBEARER. `Logins` holds the tokens that calls carry. For each call, gRPC asks for the token in a thread;
+that thread logs in if there is no token, and concurrent calls wait for its login. Each broker issues its own tokens.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import logging
 import os
 import re
 import shlex
+import socket
 import ssl
 import subprocess
 import threading
@@ -23,7 +24,7 @@ import urllib.request
 import weakref
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote, unquote, urlencode, urlsplit
@@ -310,6 +311,135 @@ class FreshPem:
             logger.info("certificates read again", extra={"file": self.files.certificate or self.files.ca})
 
 
+EXPIRED: Final = 10
+NOT_YET_VALID: Final = 9
+WRONG_PURPOSE: Final = 26
+"""X509_V_ERR_*."""
+_ROUNDS: Final = 10
+"""An upper bound; a handshake takes two or three."""
+
+
+def shake_hands(server_context: ssl.SSLContext, client_context: ssl.SSLContext) -> dict[str, Any]:
+    """Return the server's certificate as `ssl.SSLSocket.getpeercert` does, after a handshake in memory.
+
+    Raises:
+        ssl.SSLError: one side refuses the other.
+    """
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = client_context.wrap_bio(to_client, to_server, server_side=False)
+    server = server_context.wrap_bio(to_server, to_client, server_side=True)
+    for _ in range(_ROUNDS):
+        for side in (client, server):
+            with suppress(ssl.SSLWantReadError):
+                side.do_handshake()
+    return dict(client.getpeercert() or {})
+
+
+# Why a server refuses the client's certificate
+
+REFUSES: Final = "it refuses this client's certificate: "
+_WANTS: Final = "it asks for a certificate, and this client has none; set ssl.certificate.location"
+_EXPIRED: Final = "it has expired, or one of its CAs has; issue a new one"
+_NOT_YET: Final = "it is not valid yet; is a clock wrong?"
+_PURPOSE: Final = "it is not issued for clients; issue one with extendedKeyUsage = clientAuth"
+_UNTRUSTED: Final = "brokers do not trust its CA; use one of a CA in their ssl.truststore.location"
+_NOT_OF_CA: Final = (
+    "no CA in ssl.ca.location has issued it; use one of a CA that brokers trust (in their ssl.truststore.location)"
+)
+_UNSAID: Final = "they do not say why; is its CA in their ssl.truststore.location, and are the CAs between in its file?"
+_OF_ALERT: Final = {
+    "UNKNOWN_CA": _UNTRUSTED,
+    "CERTIFICATE_EXPIRED": _EXPIRED,
+    "CERTIFICATE_REVOKED": "its CA has revoked it; use another one",
+    "UNSUPPORTED_CERTIFICATE": _PURPOSE,
+    "BAD_CERTIFICATE": _UNSAID,
+    "CERTIFICATE_UNKNOWN": _UNSAID,
+    "CERTIFICATE_REQUIRED": "",
+}
+"""By the end of OpenSSL's name of TLS's alert."""
+_OF_CODE: Final = {EXPIRED: _EXPIRED, NOT_YET_VALID: _NOT_YET, WRONG_PURPOSE: _PURPOSE}
+_TRY_S: Final = 2.0
+"""How long one connection may take to show whether it is refused."""
+_TRIES: Final = 2
+_BETWEEN_TRIES_S: Final = 0.1
+
+
+def why_refused(address: str, files: PemFiles, pem: Pem) -> str:
+    """Return why a server refuses a client with these files for its certificate; "": it does not, or does not show it.
+
+    gRPC's clients learn nothing but that the connection was closed: in TLS 1.3 their part of the handshake is over
+    before the server looks at the certificate. gRPC's servers send no alert either. They close the connection where
+    others would get HTTP/2's first frame; so do servers that stop, therefore a second connection must meet the same.
+    What is wrong with the certificate is then seen by a handshake with ourselves. Blocks for seconds at most.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    try:
+        if pem.ca:
+            context.load_verify_locations(cadata=pem.ca.decode("ascii", "ignore"))
+        else:
+            context.load_default_certs()
+        if pem.certificate:
+            context.load_cert_chain(files.certificate, files.key_file, password=files.password())
+    except (InvalidConfig, OSError):  # the files are being replaced
+        return ""
+    context.set_alpn_protocols(["h2"])
+    for number in range(_TRIES):
+        if number:
+            time.sleep(_BETWEEN_TRIES_S)
+        alert = _alert(address, context)
+        if alert is None:
+            return ""
+        if alert:
+            break
+    if not pem.certificate or alert == "CERTIFICATE_REQUIRED":
+        return _WANTS
+    return REFUSES + (_OF_ALERT[alert] if alert else _own_verdict(files, pem))
+
+
+def _alert(address: str, context: ssl.SSLContext) -> str | None:
+    """Return the alert about a certificate that ends a new connection, "" if it ends without one, None if it goes on.
+
+    None too if it ends for another reason: one that is closed during the handshake, or by a server without HTTP/2.
+    """
+    host, _, port = address.rpartition(":")
+    host = host.strip("[]")
+    try:
+        with (
+            socket.create_connection((host, int(port)), _TRY_S) as plain,
+            context.wrap_socket(plain, server_hostname=host) as opened,
+        ):
+            speaks_http2 = opened.selected_alpn_protocol() == "h2"
+            try:
+                ended = not opened.recv(1)
+            except ConnectionResetError:
+                ended = True
+            return "" if ended and speaks_http2 else None
+    except ssl.SSLError as error:
+        alert = (error.reason or "").partition("_ALERT_")[2]
+        return alert if alert in _OF_ALERT else None
+    except OSError:
+        return None
+
+
+def _own_verdict(files: PemFiles, pem: Pem) -> str:
+    """Return what a server that trusts the CAs of `pem` would say about its certificate."""
+    if not pem.ca:
+        return _UNSAID
+    server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
+    server.verify_mode = ssl.CERT_REQUIRED
+    try:
+        server.load_verify_locations(cadata=pem.ca.decode("ascii", "ignore"))
+        for side in (server, client):
+            side.load_cert_chain(files.certificate, files.key_file, password=files.password())
+        shake_hands(server, client)
+    except ssl.SSLCertVerificationError as error:
+        return _OF_CODE.get(error.verify_code, _NOT_OF_CA)
+    except (InvalidConfig, OSError):
+        pass
+    return _UNSAID
+
+
 OAUTHBEARER: Final = "OAUTHBEARER"
 _OAUTH: Final = "sasl.oauthbearer."
 _ENDPOINT: Final = f"{_OAUTH}token.endpoint.url"
@@ -533,6 +663,10 @@ class ChannelTls:
         if self._logins is not None:
             credentials = grpc.composite_channel_credentials(credentials, self._logins.credentials(address))
         return grpc.aio.secure_channel(address, credentials, options=_with_every(options))
+
+    def why_refused(self, address: str) -> str:
+        """As the function, of a client with the current certificates."""
+        return why_refused(address, self._pem.files, self._pem.current()[0])
 
     def _open_for_login(self, address: str) -> grpc.Channel:
         return grpc.secure_channel(address, self._credentials(), options=_with_every(()))

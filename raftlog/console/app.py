@@ -41,6 +41,7 @@ from starlette.routing import Match, Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from raftlog import __version__
+from raftlog._client.connections import CertificateRefused
 from raftlog._core.words import counted
 from raftlog.cli.nodes.cluster import size_text
 from raftlog.console import messages
@@ -435,7 +436,10 @@ async def _login(console: Console, request: Request) -> Response:
             problem, code = str(error), 400
         except RaftlogError as error:
             problem, code = str(error), 503
-            if isinstance(secret, Certificate):  # brokers close the connection, and do not say why
+            if isinstance(secret, Certificate) and isinstance(error, CertificateRefused):
+                audit.warning("login by %s from %s: brokers refuse the certificate: %s", user, _address(request), error)
+                problem, code = f"brokers refuse this certificate: {error.why}", 401
+            elif isinstance(secret, Certificate):  # brokers may close the connection, and not say why
                 audit.warning("login by %s from %s found no broker that takes the certificate", user, _address(request))
                 problem = (
                     f"no broker at {console.settings.bootstrap} takes a connection with this certificate. Is it of a "

@@ -826,7 +826,7 @@ def test_people_log_in_with_their_certificates(
             field = page.get_by_label("Certificate and private key")
             for text, said in (
                 (own["ada"].read_text().partition("-----BEGIN PRIVATE")[0], "the private key is missing"),
-                (stranger.read_text(), "Is it of a CA that brokers trust"),
+                (stranger.read_text(), "brokers refuse this certificate: no CA in ssl.ca.location has issued it"),
             ):
                 field.fill(text)
                 page.get_by_role("button", name="Log in").click()

@@ -17,9 +17,9 @@ from cryptography.hazmat.primitives import serialization
 from grpc import aio
 
 from broker.config.config import BrokerConfig
-from broker.net.tls import KafkaContexts, NodeTls, _shake_hands, look_at, node_tls
+from broker.net.tls import KafkaContexts, NodeTls, look_at, node_tls
 from raftlog._client import security
-from raftlog._client.security import FreshPem, Names, PemFiles, read_pem
+from raftlog._client.security import FreshPem, Names, PemFiles, read_pem, shake_hands
 from raftlog.errors import InvalidConfig
 from raftlog.testing import CertificateAuthority
 from tests.support.logged import lines_of
@@ -367,7 +367,7 @@ def test_kafka_clients_see_a_new_certificate_and_the_one_before_while_its_key_ca
     client.check_hostname = False
 
     def serial() -> object:
-        return _shake_hands(contexts.current(), client)["serialNumber"]
+        return shake_hands(contexts.current(), client)["serialNumber"]
 
     before = serial()
     assert serial() == before

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime
 import re
+import socket
+import ssl
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -17,7 +21,7 @@ from grpc import aio
 import raftlog.aio
 from raftlog import Admin, Consumer, Producer, StagedWriter
 from raftlog._client import connections as client_connections
-from raftlog._client.connections import Connections, TlsFailed, from_grpc, in_words, nobody_answers
+from raftlog._client.connections import CertificateRefused, Connections, TlsFailed, from_grpc, in_words, nobody_answers
 from raftlog._client.options import AdminOptions, ConsumerOptions, ProducerOptions
 from raftlog._client.security import ChannelTls
 from raftlog._client.stage_options import StageOptions
@@ -218,6 +222,135 @@ def test_what_goes_wrong_is_said_in_words(
             return await _what_is_said(address, settings)
 
     assert words in asyncio.run(scenario())
+
+
+# A certificate that brokers refuse
+
+OTHERS = "another CA"
+
+
+def _client_files(authority: CertificateAuthority, certificate: Path | None, ca: Path | None = None) -> dict[str, str]:
+    files = {"security.protocol": "ssl", "ssl.ca.location": str(ca or authority.ca_file)}
+    return files if certificate is None else {**files, "ssl.certificate.location": str(certificate)}
+
+
+def _tls_of(settings: dict[str, str]) -> ChannelTls:
+    pem = AdminOptions.make(settings, {}).pem
+    assert pem is not None
+    return ChannelTls(pem)
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("trusted", ""),
+        ("none", "it asks for a certificate, and this client has none; set ssl.certificate.location"),
+        (OTHERS, "it refuses this client's certificate: no CA in ssl.ca.location has issued it; use one of a CA"),
+        ("expired", "it refuses this client's certificate: it has expired"),
+        ("of a server", "it refuses this client's certificate: it is not issued for clients"),
+        ("of a CA that only the client knows", "it refuses this client's certificate: they do not say why"),
+    ],
+)
+async def test_why_a_broker_refuses_a_certificate(
+    authority: CertificateAuthority, stranger: CertificateAuthority, tmp_path: Path, case: str, words: str
+) -> None:
+    issue: dict[str, Any] = {
+        "trusted": lambda: authority.issue("ada", hosts=()),
+        "none": lambda: None,
+        OTHERS: lambda: stranger.issue("ada", hosts=()),
+        "expired": lambda: authority.issue("ada", hosts=(), lasts=-datetime.timedelta(hours=1)),
+        "of a server": lambda: authority.issue("ada", servers_only=True),
+        "of a CA that only the client knows": lambda: stranger.issue("ada", hosts=()),
+    }
+    ca = tmp_path / "both.pem"
+    ca.write_bytes(authority.ca_file.read_bytes() + stranger.ca_file.read_bytes())
+    files = _client_files(authority, issue[case](), ca if case == "of a CA that only the client knows" else None)
+    async with _server(authority, authority.issue("server"), ask=True) as address:
+        found = await asyncio.to_thread(_tls_of(files).why_refused, address)
+    assert found.startswith(words)
+    assert bool(found) == bool(words), f"a certificate that the broker takes is called refused: {found}"
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("trusted", ""),
+        ("none", "it asks for a certificate"),
+        (OTHERS, "brokers do not trust its CA"),
+        ("expired", "it has expired"),
+    ],
+)
+def test_why_a_server_refuses_a_certificate_that_says_so(
+    authority: CertificateAuthority, stranger: CertificateAuthority, case: str, words: str
+) -> None:
+    """As proxies before brokers do, with TLS's alert after the handshake."""
+    issue: dict[str, Any] = {
+        "trusted": lambda: authority.issue("ada", hosts=()),
+        "none": lambda: None,
+        OTHERS: lambda: stranger.issue("ada", hosts=()),
+        "expired": lambda: authority.issue("ada", hosts=(), lasts=-datetime.timedelta(hours=1)),
+    }
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=authority.ca_file)
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_cert_chain(authority.issue("server"))
+    context.set_alpn_protocols(["h2"])
+
+    def serve(listening: socket.socket) -> None:
+        accepted, _ = listening.accept()
+        # OpenSSL sends the alert before the error is raised; asyncio would drop it.
+        with accepted, contextlib.suppress(OSError), context.wrap_socket(accepted, server_side=True) as opened:
+            opened.sendall(b"an HTTP/2 frame")
+            opened.recv(1)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening, ThreadPoolExecutor(1) as pool:
+        served = pool.submit(serve, listening)
+        address = f"127.0.0.1:{listening.getsockname()[1]}"
+        found = _tls_of(_client_files(authority, issue[case]())).why_refused(address)
+        served.result(60)
+    assert words in found
+    assert bool(found) == bool(words), f"a certificate that the server takes is called refused: {found}"
+
+
+async def test_other_failures_are_no_refusal_of_a_certificate(
+    authority: CertificateAuthority, stranger: CertificateAuthority
+) -> None:
+    own = _tls_of(_client_files(authority, authority.issue("ada", hosts=())))
+    async with _server(None, None, ask=False) as plaintext:
+        assert await asyncio.to_thread(own.why_refused, plaintext) == ""
+    async with _server(stranger, stranger.issue("server"), ask=True) as not_trusted:
+        assert await asyncio.to_thread(own.why_refused, not_trusted) == ""
+    assert own.why_refused(NOBODY) == ""
+
+
+@pytest.mark.parametrize("certificate", ["none", OTHERS])
+async def test_clients_whose_certificate_is_refused_learn_that_at_once(
+    authority: CertificateAuthority, stranger: CertificateAuthority, certificate: str
+) -> None:
+    settings = _client_files(authority, None if certificate == "none" else stranger.issue("ada", hosts=()))
+    words = r"\(no connection to 127.*: it (asks for a certificate|refuses this client's certificate)"
+    async with _server(authority, authority.issue("server"), ask=True) as address, asyncio.timeout(60):
+        for kind in (raftlog.aio.Admin, raftlog.aio.Producer):
+            more = {"default.api.timeout.ms": 600_000} if kind is raftlog.aio.Admin else {"max.block.ms": 600_000}
+            client: Any = kind(address, config={**settings, **more})
+            async with client:
+                asked = client.describe_cluster() if kind is raftlog.aio.Admin else client.send("t", b"x")
+                with pytest.raises(CertificateRefused, match=words) as refused:
+                    await asked
+            assert refused.value.why.startswith("no CA in ssl.ca.location" if certificate == OTHERS else "")
+
+
+async def test_a_broker_that_is_down_does_not_hide_a_refusal(
+    authority: CertificateAuthority, stranger: CertificateAuthority
+) -> None:
+    connections = Connections(_tls_of(_client_files(authority, stranger.issue("ada", hosts=()))))
+    async with _server(authority, authority.issue("server"), ask=True) as address:
+        closed = f"no connection to {address}: {in_words('failed to connect to all addresses: Socket closed')}"
+        for other, is_final in (("connection refused", True), ("it does not answer", False)):
+            error = await connections.nobody_answers([address, NOBODY], [closed, f"no connection to {NOBODY}: {other}"])
+            assert isinstance(error, CertificateRefused) == is_final
+            assert "no CA in ssl.ca.location has issued it" in str(error)
+            assert other in str(error)
+    await connections.close()
 
 
 def test_a_producer_does_not_wait_for_ever_for_a_ca_that_is_wrong(

@@ -9,15 +9,19 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
+import grpc
 import pytest
 
 from raftlog.console.app import COOKIE, MOST_FORM_BYTES, THREADS, Settings, _find_page, _inside, _sweep
 from raftlog.console.view import View
-from tests.support.console import Client, Silent, serve
+from raftlog.testing import CertificateAuthority
+from tests.support.console import WAIT_S, Client, Silent, serve
 
 
 @pytest.fixture(scope="module")
@@ -125,6 +129,33 @@ def test_a_console_with_logins_shows_nothing_before(nowhere: str) -> None:
         assert client.get("/live?path=/").code == 401
         assert client.post("/do/elect", topic="orders").headers["location"] == "/login"
         assert "Log in" in client.get("/login?after=//evil.example").text
+
+
+def test_a_certificate_that_brokers_refuse_is_said_to_be_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Long before the console loses its patience with brokers that do not answer."""
+    caplog.set_level("INFO", "raftlog.console.audit")
+    monkeypatch.setattr("raftlog.console.view.PATIENCE_MS", round(10_000 * WAIT_S))
+    monkeypatch.setattr("raftlog._client.admin._FIRST_CONTACT_S", 10 * WAIT_S)
+    trusted, stranger = CertificateAuthority(tmp_path / "a"), CertificateAuthority(tmp_path / "b", "another CA")
+    own = trusted.issue("server").read_bytes()
+    broker = grpc.server(ThreadPoolExecutor(1))
+    credentials = grpc.ssl_server_credentials([(own, own)], trusted.ca_file.read_bytes(), require_client_auth=True)
+    port = broker.add_secure_port("127.0.0.1:0", credentials)
+    broker.start()
+    tls = {"security.protocol": "ssl", "ssl.ca.location": str(trusted.ca_file)}
+    try:
+        with serve(Settings(f"127.0.0.1:{port}", client=tls, with_login=True, certificates=True)) as address:
+            client = Client(address)
+            client.get("/login")
+            reply = client.post("/login", certificate=stranger.issue("ada", hosts=()).read_text())
+    finally:
+        broker.stop(None)
+    assert reply.code == 401
+    assert "brokers refuse this certificate: no CA in ssl.ca.location has issued it; use one of a CA that" in reply.text
+    (line,) = [each.getMessage() for each in caplog.records if each.name == "raftlog.console.audit"]
+    assert line.startswith("login by certificate ada from 127.0.0.1: brokers refuse the certificate: no broker at")
 
 
 def test_a_cluster_that_does_not_answer_is_said_so(nowhere: str) -> None:
