@@ -18,6 +18,7 @@ from typing import Any
 
 import aiokafka
 import confluent_kafka
+import grpc
 import kafka
 import pytest
 from confluent_kafka.admin import AdminClient
@@ -26,7 +27,10 @@ import raftlog
 from broker.kafka import messages
 from broker.kafka.codec import Fields
 from raftlog import AclBinding, AclOperation, Admin, PatternType, ResourceType
+from raftlog._client.connections import connections
+from raftlog._client.options import AdminOptions
 from raftlog.testing import Cluster
+from raftlog.v1.log_pb2_grpc import LogStub
 from tests.support import patience
 from tests.support.issuer import AUDIENCE, ISSUER, Issuer
 
@@ -34,7 +38,13 @@ PATIENCE_S = 60.0
 MECHANISMS = ["SCRAM-SHA-256", "SCRAM-SHA-512", "PLAIN"]
 PASSWORD = "Sesame, open!"
 QUIET: dict[str, Any] = {"log_level": 0}
-USERS = dict.fromkeys(("admin", "ada", "nobody", "forgetful"), PASSWORD)
+USERS = dict.fromkeys(("admin", "ada", "nobody", "forgetful", "mallory"), PASSWORD)
+SHUT_OUT_S = 5.0
+_SHORTENED = f"""
+import broker.net.calls
+broker.net.calls.SHUT_OUT_MS = {1_000 * SHUT_OUT_S}
+"""
+"""Makes a server shut users out for less than a minute."""
 CONFIG: dict[str, str | int] = {
     "authorizer": "acl",
     "super.users": "User:admin",
@@ -57,8 +67,14 @@ def cluster(issuer: Issuer, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         "sasl.oauthbearer.jwks.endpoint.url": issuer.write(tmp_path_factory.mktemp("keys") / "keys.json"),
         "sasl.oauthbearer.expected.issuer": ISSUER,
         "sasl.oauthbearer.expected.audience": AUDIENCE,
+        "max.short.stream.rate": 20,
     }
-    with Cluster(users=USERS, kafka=True, config=config) as started:
+    site = tmp_path_factory.mktemp("site")
+    (site / "sitecustomize.py").write_text(_SHORTENED)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("PYTHONPATH", str(site))
+        made = Cluster(users=USERS, kafka=True, config=config).__enter__()
+    with made as started:
         with Admin(started.bootstrap, config=started.client_config) as admin:
             for topic in ("a-topic", "theirs"):
                 admin.create_topic(topic)
@@ -191,6 +207,50 @@ def test_a_changed_password_ends_a_connection(cluster: Cluster) -> None:
                 and any(each.code() == confluent_kafka.KafkaError._AUTHENTICATION for each in told)
             )
         )
+
+
+# Users that are shut out
+
+
+async def flood(cluster: Cluster, user: str) -> str:
+    """Open and end streams at the other listener until the user is shut out; return what the broker then says."""
+    options = AdminOptions.make(cluster.client_config_of(user, PASSWORD), {})
+    channels = connections(options.pem, options.sasl)
+    try:
+        while True:
+            stream = LogStub(channels.channel(cluster.bootstrap)).Fetch(timeout=PATIENCE_S)
+            await stream.done_writing()
+            if await stream.code() is not grpc.StatusCode.OK:
+                return str(await stream.details())
+    finally:
+        await channels.close()
+
+
+def test_a_user_that_is_shut_out_is_refused_at_once_and_let_in_again_after_the_time(cluster: Cluster) -> None:
+    began_s = time.monotonic()
+    assert "User:mallory has opened and ended streams too fast" in asyncio.run(flood(cluster, "mallory"))
+    told: list[Any] = []
+    conf = settings(cluster, "mallory")
+    conf |= {"error_cb": told.append}
+    client = AdminClient(conf)
+    why = "SASL authentication error: SaslAuthenticateRequest failed"
+    until(lambda: client.poll(0.1) >= 0 and any(why in each.str() for each in told))
+    assert time.monotonic() - began_s < SHUT_OUT_S, "the client hung until its user could come back"
+    assert confluent_kafka.KafkaError._AUTHENTICATION not in {each.code() for each in told}, (
+        "the password is right, and clients that are told otherwise do not come back"
+    )
+    log = (cluster.config_file(1).parent / "server.log").read_text()
+    assert "reason=User:mallory has opened and ended streams too fast (max.short.stream.rate); it may come back" in log
+    assert set(AdminClient(settings(cluster, "ada")).list_topics(timeout=PATIENCE_S).topics) == {"a-topic"}
+
+    def is_let_in() -> bool:
+        try:
+            return client.list_topics(timeout=1.0).topics == {}
+        except confluent_kafka.KafkaException:
+            return False
+
+    until(is_let_in)
+    assert time.monotonic() - began_s >= SHUT_OUT_S
 
 
 # Permissions
