@@ -475,15 +475,15 @@ class Certified:
 @pytest.mark.parametrize("case", ["none", "of another CA", "expired", "revoked"])
 def test_a_certificate_that_is_refused_counts_as_a_failed_authentication(tmp_path: Path, case: str) -> None:
     world = Certified(tmp_path)
-    certificate = {
-        "none": lambda: None,
-        "of another CA": lambda: world.stranger.issue("ada", hosts=()),
-        "expired": lambda: world.trusted.issue("ada", hosts=(), lasts=-timedelta(hours=1)),
-        "revoked": lambda: world.revoked_certificate,
-    }[case]()
+    certificates: dict[str, Path | None] = {
+        "none": None,
+        "of another CA": world.stranger.issue("ada", hosts=()),
+        "expired": world.trusted.issue("ada", hosts=(), lasts=-timedelta(hours=1)),
+        "revoked": world.revoked_certificate,
+    }
 
     async def scenario(bed: Bed) -> None:
-        assert await (await world.client(bed, certificate)).is_closed()
+        assert await (await world.client(bed, certificates[case])).is_closed()
         await until(lambda: bed.listener.connections == 0)
         assert world.door.counters.authentications == {("mTLS", "failure"): 1}
 
