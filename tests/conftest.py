@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
 import os
 import signal
@@ -89,6 +90,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put slow files first; the order within a file stays."""
     places = {name: place for place, name in enumerate(SLOW_FIRST)}
     items.sort(key=lambda item: places.get(item.path.name, len(places)))
+
+
+def pytest_collection_finish() -> None:
+    """Keep the collector of garbage away from what stays: modules and tests, of which each worker of xdist has all.
+
+    It would go through them again and again beside tests that make many objects, such as syntax trees.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 _GIVES_WAY = pytest.StashKey[bool]()
