@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import threading
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -55,6 +56,8 @@ class RevocationLists:
         self._now = now
         self._known: dict[bytes, _Number | None] = {}
         self._looked_s = time.monotonic()
+        self._reading = threading.Lock()
+        """Held by a reading, so that a slow one of older lists cannot end last and replace newer ones."""
         self._stamp: Stamp = self._stamp_now()
         """Of the files whose lists are in use."""
         self._revoked = self._read()
@@ -85,18 +88,19 @@ class RevocationLists:
 
         A failure may pass without a change of the file (EMFILE, EIO), so each call tries again. It is logged once.
         """
-        stamp = self._stamp_now()
-        if stamp == self._stamp:
-            return
-        try:
-            self._revoked = self._read()
-        except Exception as error:  # whatever it is, the caller has other files to watch, or a call to serve
-            failed = stamp, str(error) or repr(error)
-            if failed != self._failed:
-                self._failed = failed
-                logger.error("the revocation lists have changed, but the previous ones stay in use: %s", failed[1])
-        else:
-            self._stamp, self._failed = stamp, None
+        with self._reading:
+            stamp = self._stamp_now()
+            if stamp == self._stamp:
+                return
+            try:
+                self._revoked = self._read()
+            except Exception as error:  # whatever it is, the caller has other files to watch, or a call to serve
+                failed = stamp, str(error) or repr(error)
+                if failed != self._failed:
+                    self._failed = failed
+                    logger.error("the revocation lists have changed, but the previous ones stay in use: %s", failed[1])
+            else:
+                self._stamp, self._failed = stamp, None
 
     def _read(self) -> frozenset[_Number]:
         named = f"{LOCATION}={self._location!r}"

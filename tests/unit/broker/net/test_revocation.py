@@ -155,6 +155,38 @@ def test_a_list_whose_issuer_has_other_types_of_strings_counts(authority: Certif
     assert lists(authority, file).is_revoked(mallory.read_bytes())
 
 
+def test_a_slow_reading_of_an_older_list_does_not_replace_a_newer_one(
+    authority: CertificateAuthority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mallory = pem(authority, "mallory")
+    file = revoke(authority, tmp_path / "crl.pem")
+    found = lists(authority, file)
+    read_old, go_on = threading.Event(), threading.Event()
+    content_of = revocation._content
+
+    def first_is_slow(named: str, path: str) -> bytes:
+        content = content_of(named, path)
+        if path == str(file) and not read_old.is_set():
+            read_old.set()
+            assert go_on.wait(WAIT_S)
+        return content
+
+    monkeypatch.setattr(revocation, "_content", first_is_slow)
+    revoke(authority, file, pem(authority, "alice"))
+    slow = threading.Thread(target=found.refresh)
+    slow.start()
+    assert read_old.wait(WAIT_S)
+    revoke(authority, file, mallory)
+    newer = threading.Thread(target=found.refresh)
+    newer.start()
+    newer.join(0.5)  # long enough to finish, if it does not wait for the slow one
+    go_on.set()
+    for each in (slow, newer):
+        each.join(WAIT_S)
+    assert found.is_revoked(mallory.read_bytes()), "the older list must not replace the newer one"
+    assert not found.is_revoked(pem(authority, "alice").read_bytes())
+
+
 def test_an_overdue_list_still_counts(
     authority: CertificateAuthority, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
