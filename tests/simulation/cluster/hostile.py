@@ -1,13 +1,18 @@
 """A client that may write the shared topic, reads all producer ids, and tries to do harm with them.
 
-It has a transactional id of its own and names no other: which ids it may name is the authorizer's business, which this
-world does not have. It knows what brokers know of producers, without asking. Under its own id it writes to partitions
-that it has not added. Every batch that it sends has to be refused.
+It has two transactional ids of its own and names no other: which ids it may name is the authorizer's business, which
+this world does not have. It knows what brokers know of producers, without asking. Under its own id it writes to
+partitions that it has not added. Every batch that it sends has to be refused.
+
+One of its two ids has the tag of every producer id (`tags_collide`). That stands for a client that has tried names
+until one had the tag of the producer id that it wants to use: some millions of attempts, too many for a simulation.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -19,6 +24,7 @@ from raftlog.errors import RaftlogError
 from raftlog.format import Attributes
 from raftlog.format.wire import Produce, ProducePart, encode_produce
 from raftlog.v1 import common_pb2, log_pb2
+from raftmeta.producer_ids import ProducerIdKey, ProducerOwner
 from tests.simulation.cluster.client import QUICK, Application
 from tests.simulation.parts import Violation
 from tests.support.batches import batch_of
@@ -27,8 +33,24 @@ if TYPE_CHECKING:
     from tests.simulation.cluster.schedule import ClusterSimulation
 
 NAME = "hostile"
+COLLIDING = "hostile, with the tag of every producer id"
 ANSWER_S = 3.0
 LAST_EPOCH = 32_767
+
+
+@contextlib.contextmanager
+def tags_collide() -> Iterator[None]:
+    """Let the tag of every producer id fit the transactional id COLLIDING too."""
+    owns, colliding = ProducerIdKey.owns, ProducerOwner.transactional(COLLIDING)
+
+    def owns_or_collides(self: ProducerIdKey, owner: ProducerOwner, producer_id: int) -> bool:
+        return owner == colliding or owns(self, owner, producer_id)
+
+    ProducerIdKey.owns = owns_or_collides  # type: ignore[method-assign] # for the time of a simulation
+    try:
+        yield
+    finally:
+        ProducerIdKey.owns = owns  # type: ignore[method-assign] # as above
 
 
 class Hostile(Application):
@@ -73,7 +95,8 @@ class Hostile(Application):
         topic_id = self.simulation.id_of(self.simulation.work_topic)
         head = log_pb2.ProduceRequest(correlation_id=self._sent, acks=log_pb2.ALL, timeout_ms=1_000)
         if transactional:
-            head.transactional_id = NAME
+            own = self._own is not None and (producer_id, epoch) == self._own
+            head.transactional_id = COLLIDING if self._sent % 2 and not own else NAME
         part = log_pb2.ProducePartition(topic_id=topic_id, partition=partition, leader_epoch=-1, chain=self._sent)
         call = channel.stream_stream(
             "/raftlog.v1.Log/Produce",

@@ -129,6 +129,15 @@ CLUSTER_MUTATIONS: dict[str, Mutation] = {
             "if is_bound:",
         ),
     ),
+    "any owner of an open transaction": _bug(
+        "a leader does not compare the owner for which its coordinator confirmed an open transaction, so that a client "
+        "whose transactional id has the same tag writes into it",
+        Rewrite(
+            "broker.coordinator.transactions.verifier:ProducerChecks.verify",
+            "partition.verified_owners.get(producer_id) == (producer_epoch, owner):",
+            "partition.verified_owners.get(producer_id, (-1, owner))[0] == producer_epoch:",
+        ),
+    ),
     "transactions that no coordinator knows": _bug(
         "a transaction begins in a partition although its coordinator was not asked (KIP-890)",
         Rewrite(

@@ -16,7 +16,7 @@ from tests.simulation.cluster.broker import ClusterBroker, client_address
 from tests.simulation.cluster.client import Application
 from tests.simulation.cluster.deals import Deals
 from tests.simulation.cluster.faults import ClusterFaults
-from tests.simulation.cluster.hostile import Hostile
+from tests.simulation.cluster.hostile import Hostile, tags_collide
 from tests.simulation.cluster.ledger import ClusterLedger
 from tests.simulation.cluster.members import Member
 from tests.simulation.cluster.offsets import GroupOffsets
@@ -127,7 +127,7 @@ class ClusterSimulation(DataSimulation):
 
     def run(self, seconds: float = 20.0) -> Counter[str]:
         """Run it, with clocks, ids and channels for the SDK."""
-        with simulated(self):
+        with simulated(self), tags_collide():
             try:
                 return super().run(seconds) + self.book.counts + self.offsets.counts + self.deals.counts
             finally:
