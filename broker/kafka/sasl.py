@@ -27,7 +27,8 @@ from broker.config.config import BrokerConfig
 from broker.config.endpoints import PLAINTEXT, SASL_SSL
 from broker.kafka import errors
 from broker.kafka.codec import Fields
-from broker.net.interceptors import REVOKED
+from broker.net.interceptors import EXPIRED, REVOKED
+from broker.net.revocation import has_expired
 from broker.net.tls import KafkaContexts, NodeTls
 from broker.observability.counters import MTLS, Counters
 from broker.security import mapping
@@ -97,7 +98,7 @@ class Door:
         """Return the session of a connection whose TLS handshake, if any, is over.
 
         Raises:
-            NotAdmitted: the client's certificate is revoked.
+            NotAdmitted: the client's certificate is revoked, or has expired.
         """
         principal, certificate = ANONYMOUS, b""
         if tls is not None:
@@ -106,6 +107,9 @@ class Door:
             if revoked is not None and revoked.is_revoked(certificate):
                 self.counters.authentications[MTLS, "failure"] += 1
                 raise NotAdmitted(REVOKED)
+            if has_expired(certificate):  # TLS does not look again where the client resumes a session
+                self.counters.authentications[MTLS, "failure"] += 1
+                raise NotAdmitted(EXPIRED)
             if not self.asks_for_password:
                 if certificate:
                     self.counters.authentications[MTLS, "success"] += 1

@@ -27,7 +27,7 @@ import grpc
 from google.protobuf.message import DecodeError
 from grpc import aio
 
-from broker.net.revocation import LOOK_EVERY_S, RevocationLists
+from broker.net.revocation import LOOK_EVERY_S, RevocationLists, has_expired
 from broker.observability.counters import Counters
 from raftlog._client.connections import refuse
 from raftlog._core.security.acls import canonical_host
@@ -203,7 +203,7 @@ class _Peer:
 
 
 class NodesOnly(RewrittenHandlers):
-    """Refuses calls whose certificate names no node, or is revoked. `watch` runs as a task.
+    """Refuses calls whose certificate names no node, is revoked, or has expired. `watch` runs as a task.
 
     Handlers read the node ids that it names from `peer_nodes`.
     """
@@ -261,23 +261,24 @@ class NodesOnly(RewrittenHandlers):
             peer.is_ended = True
 
     async def _identify(self, context: Any) -> None:
+        if is_resumed_and_expired(context.auth_context()):
+            await self._refuse(context, EXPIRED)
         if self._revoked is not None:
             await self._revoked.fresh()
             certificate = certificate_of(context.auth_context())
             if self._revoked.is_revoked(certificate):
-                await self._refuse(context)
+                await self._refuse(context, REVOKED)
             if certificate:
                 self._follow(context, certificate)
         await _identify(context)
 
-    async def _refuse(self, context: Any) -> NoReturn:
+    async def _refuse(self, context: Any, why: str) -> NoReturn:
         nodes = sorted(node_ids_of(context.auth_context()) or ())
         key = host_of(context.peer()), *nodes
         if self._logged.may_log(key, 1_000 * time.monotonic()):
-            logger.error(
-                "refused a call: the certificate has been revoked", extra={"peer": context.peer(), "nodes": nodes}
-            )
-        await refuse(context, grpc.StatusCode.UNAUTHENTICATED, AuthenticationFailed(REVOKED))
+            short, _, _ = why.partition(";")
+            logger.error("refused a call: %s", short, extra={"peer": context.peer(), "nodes": nodes})
+        await refuse(context, grpc.StatusCode.UNAUTHENTICATED, AuthenticationFailed(why))
 
     def _follow(self, context: Any, certificate: bytes) -> None:
         """Count the call among those of its connection until its task ends."""
@@ -298,12 +299,24 @@ class NodesOnly(RewrittenHandlers):
 
 
 REVOKED: Final = "the certificate has been revoked by its CA; use another one"
+EXPIRED: Final = (
+    "the certificate has expired since its TLS session began; use a new one, and connect without that session"
+)
 
 
 def certificate_of(auth_context: Mapping[str, Sequence[bytes]]) -> bytes:
     """Return the PEM of the certificate at the other end of a call; b"" without one."""
     (certificate,) = auth_context.get("x509_pem_cert", ()) or (b"",)
     return certificate
+
+
+def is_resumed_and_expired(auth_context: Mapping[str, Sequence[bytes]]) -> bool:
+    """Return whether a call's connection resumed a TLS session, and the certificate of the session has expired.
+
+    A resumed handshake has no certificate: TLS takes the session's, and does not check its dates again. gRPC cannot
+    be told to resume none. Tickets count for days, and each use brings a new one.
+    """
+    return auth_context.get("ssl_session_reused") == [b"true"] and has_expired(certificate_of(auth_context))
 
 
 def preceded(handler: Any, before: Callable[[Any], Awaitable[None]]) -> Any:

@@ -1,4 +1,7 @@
-"""Certificates that their CAs have revoked (RFC 5280, section 5): the lists in `ssl.crl.location`.
+"""Certificates that count no longer: those in the revocation lists of `ssl.crl.location`, and expired ones.
+
+Their CAs revoke certificates (RFC 5280, section 5). TLS itself refuses an expired one in a handshake, but not where the
+client resumes a session that began before (`has_expired`).
 
 gRPC's Python server checks no revocation lists. It shows the certificate of a call, so the listeners check each call,
 and each new connection of Kafka clients, themselves.
@@ -16,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Final
 
 from cryptography import x509
@@ -29,7 +33,7 @@ logger = logging.getLogger(__name__)
 LOCATION: Final = "ssl.crl.location"
 LOOK_EVERY_S: Final = 1.0
 MAX_KNOWN: Final = 10_000
-"""Certificates whose issuer and number are cached."""
+"""Certificates whose issuer and number, and end, are cached."""
 _LIST: Final = re.compile(rb"-----BEGIN X509 CRL-----.*?-----END X509 CRL-----", re.DOTALL)
 _PEM: Final = b"-----BEGIN"
 
@@ -162,12 +166,31 @@ def _has_signed(authority: x509.Certificate, found: x509.CertificateRevocationLi
         return False
 
 
+def has_expired(certificate: bytes) -> bool:
+    """Whether a certificate, PEM or DER, has expired; b"" is none, and one that cannot be read counts as expired."""
+    if not certificate:
+        return False
+    until = _until_of(certificate)
+    return until is None or until < datetime.now(UTC)
+
+
+@lru_cache(MAX_KNOWN)
+def _until_of(certificate: bytes) -> datetime | None:
+    try:
+        return _parsed(certificate).not_valid_after_utc
+    except (ValueError, x509.InvalidVersion):
+        return None
+
+
 def _number_of(certificate: bytes) -> _Number | None:
     try:
-        if certificate.startswith(_PEM):
-            found = x509.load_pem_x509_certificate(certificate)
-        else:
-            found = x509.load_der_x509_certificate(certificate)
+        found = _parsed(certificate)
         return found.issuer, found.serial_number
     except (ValueError, x509.InvalidVersion):
         return None
+
+
+def _parsed(certificate: bytes) -> x509.Certificate:
+    if certificate.startswith(_PEM):
+        return x509.load_pem_x509_certificate(certificate)
+    return x509.load_der_x509_certificate(certificate)

@@ -285,6 +285,9 @@ class KafkaContexts:
         if self._ask:
             context.verify_mode = ssl.CERT_REQUIRED
             context.load_verify_locations(cadata=pem.ca.decode("ascii", "ignore"))
+            # A resumed session takes the client's certificate for valid. Sessions of TLS 1.2 cannot be turned off here;
+            # `Door.session` looks at the certificate's end.
+            context.num_tickets = 0
         return context
 
 

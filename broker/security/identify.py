@@ -44,12 +44,14 @@ import grpc
 
 from broker.clock import Clock
 from broker.net.interceptors import (
+    EXPIRED,
     REVOKED,
     Rarely,
     RewrittenHandlers,
     Unread,
     certificate_of,
     host_of,
+    is_resumed_and_expired,
     send_headers,
 )
 from broker.net.revocation import RevocationLists
@@ -475,6 +477,9 @@ class Identify(RewrittenHandlers):
         if self._is_revoked(self._certificate_of(context)):
             self._counters.authentications[MTLS, "failure"] += 1
             raise AuthenticationFailed(REVOKED)
+        if self._certificates and is_resumed_and_expired(context.auth_context()):
+            self._counters.authentications[MTLS, "failure"] += 1
+            raise AuthenticationFailed(EXPIRED)
         if login is not _NO_LOGIN:
             self._check_current(login)  # again: the request may have arrived much later than its call
             principal = USER_PREFIX + login.user

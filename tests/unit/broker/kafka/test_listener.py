@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 import struct
 import threading
@@ -28,12 +29,14 @@ from broker.kafka.produce import Produce
 from broker.kafka.sasl import OPEN, Door, door_of
 from broker.net.calls import MAX_REFUSED_CALL_RATE, CallLimits, ShutOuts
 from broker.net.connections import ConnectionLimits
-from broker.net.tls import NodeTls
+from broker.net.revocation import RevocationLists
+from broker.net.tls import KafkaContexts, NodeTls
 from broker.observability.counters import Counters
 from broker.quotas.manager import QuotaManager
 from broker.security.caller import Caller
 from broker.security.client_listener import ClientSecurity
 from broker.server.lease import Wake
+from raftlog._client.security import FreshPem, Names, PemFiles
 from raftlog.testing import CertificateAuthority
 from raftmeta.image import MetadataImage
 from raftmeta.quotas import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, REQUEST_PERCENTAGE, QuotaEntity
@@ -767,3 +770,65 @@ def test_a_new_connection_shares_the_debt_of_others() -> None:
         assert bed.served == 2
 
     run(scenario)
+
+
+class _TlsClient:
+    """A client with a certificate that resumes the TLS session of its first connection."""
+
+    def __init__(self, authority: CertificateAuthority, certificate: Path, version: ssl.TLSVersion, port: int) -> None:
+        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        self._context.check_hostname = False
+        self._context.load_verify_locations(str(authority.ca_file))
+        self._context.load_cert_chain(str(certificate))
+        self._context.minimum_version = self._context.maximum_version = version
+        self._port = port
+        self._session: ssl.SSLSession | None = None
+        self.is_resumed = False
+
+    async def is_served(self) -> bool:
+        """Return whether a new connection's first request is answered."""
+        return await asyncio.to_thread(self._is_served)
+
+    def _is_served(self) -> bool:
+        plain = socket.create_connection(("127.0.0.1", self._port), timeout=60)
+        try:
+            with self._context.wrap_socket(plain, session=self._session) as connection:
+                self.is_resumed = bool(connection.session_reused)
+                connection.sendall(struct.pack(">ihhih", 11, messages.API_VERSIONS, 0, 7, 1) + b"c")
+                answer = connection.recv(8)
+                self._session = self._session or connection.session
+                return answer[4:] == struct.pack(">i", 7)
+        except (ssl.SSLError, ConnectionError):
+            return False
+        finally:
+            plain.close()
+
+
+def test_no_session_is_resumed_with_a_certificate_that_has_expired_or_was_revoked(tmp_path: Path) -> None:
+    authority = CertificateAuthority(tmp_path)
+    server, lasting = authority.issue("server"), authority.issue("lasting")
+    files = PemFiles(Names("ca", "certificate", "key"), str(authority.ca_file), str(server))
+    list_file = revoke(authority, tmp_path / "crl.pem")
+    revoked = RevocationLists(str(list_file), str(authority.ca_file))
+    config = BrokerConfig.from_values({"node.id": 1, "log.dirs": "/data"})
+    security = ClientSecurity(config, lambda: Book().image, Hands(), Counters(), revoked)
+    contexts = KafkaContexts(FreshPem(files), files, ask=True)
+
+    async def scenario(bed: Bed) -> None:
+        versions = (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3)
+        short = authority.issue("short", lasts=timedelta(seconds=4))
+        clients = [
+            _TlsClient(authority, certificate, version, bed.listener.port)
+            for certificate in (short, lasting)
+            for version in versions
+        ]
+        for resumes in (False, True):
+            assert [await each.is_served() for each in clients] == [True] * 4
+            assert [each.is_resumed for each in clients] == [resumes, False] * 2, "with TLS 1.3 it never is"
+        await asyncio.sleep(4)
+        assert [await each.is_served() for each in clients] == [False, False, True, True]
+        revoke(authority, list_file, lasting)
+        revoked.refresh()
+        assert [await each.is_served() for each in clients] == [False] * 4
+
+    run(scenario, Door("SSL", security=security, contexts=contexts))

@@ -18,6 +18,7 @@ import pytest
 from cryptography import x509
 from cryptography.x509.name import _ASN1Type
 from grpc import aio
+from grpc.experimental import session_cache
 
 from broker.clock import SystemClock
 from broker.config.config import BrokerConfig
@@ -234,13 +235,13 @@ def channel(authority: CertificateAuthority, port: int, name: str) -> aio.Channe
     return aio.secure_channel(f"127.0.0.1:{port}", credentials)
 
 
-async def refusal(call: Any) -> AuthenticationFailed:
+async def refusal(call: Any, why: str = "revoked") -> AuthenticationFailed:
     with pytest.raises(aio.AioRpcError) as caught:
         await asyncio.wait_for(call, WAIT_S)
     assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
     told = from_grpc(caught.value, "broker")
     assert isinstance(told, AuthenticationFailed)
-    assert "revoked" in str(told)
+    assert why in str(told)
     return told
 
 
@@ -467,6 +468,57 @@ async def test_a_call_that_comes_while_a_list_is_read_is_ended_when_the_list_cou
         await reading
         await nodes.end_revoked(end_connections)
         assert closed == ["ipv4:127.0.0.1:4321"]
+
+
+@pytest.mark.parametrize("both", [False, True])
+async def test_no_session_is_resumed_with_a_certificate_that_has_expired_or_was_revoked(
+    both: bool, authority: CertificateAuthority, tmp_path: Path
+) -> None:
+    """At the listener for nodes; with `both` at that for clients, through `EitherFront`."""
+    file = revoke(authority, tmp_path / "crl.pem")
+    revoked = lists(authority, file)
+    interceptor: aio.ServerInterceptor = NodesOnly(revoked)
+    if both:
+        users = Book().users
+        interceptor = Identify(Tokens(), users, Hands(), Counters(), required=False, certificates=True, revoked=revoked)
+
+    async def call(request: bytes, context: Any) -> bytes:
+        return b"".join(context.auth_context()["ssl_session_reused"])
+
+    server = aio.server(interceptors=[interceptor])
+    methods: dict[str, Any] = {"Call": grpc.unary_unary_rpc_method_handler(call)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("t.T", methods),))
+    own, ca = pem(authority, "server").read_bytes(), authority.ca_file.read_bytes()
+    credentials = grpc.ssl_server_credentials([(own, own)], ca, require_client_auth=True)
+    listener = Listener(server, "127.0.0.1", 0, credentials, both=both)
+    await server.start()
+    await listener.open()
+    new_cache: Any = session_cache.ssl_session_cache_lru
+    sessions = {name: new_cache(1) for name in ("short", "lasting")}
+
+    async def answer_to(name: str) -> bytes:
+        """Return what a new connection's first call is answered with."""
+        own = pem(authority, name).read_bytes()
+        options = [("grpc.ssl_session_cache", sessions[name]), ("grpc.use_local_subchannel_pool", 1)]
+        host = f"localhost:{listener.port}"  # no sessions are kept of addresses
+        async with aio.secure_channel(host, grpc.ssl_channel_credentials(ca, own, own), options) as opened:
+            unary: Any = opened.unary_unary("/t.T/Call")
+            return bytes(await unary(b"", timeout=WAIT_S))
+
+    try:
+        authority.issue("lasting", node_ids=[1])
+        authority.issue("short", node_ids=[2], lasts=datetime.timedelta(seconds=4))
+        for is_resumed in (b"false", b"true"):
+            assert [await answer_to(name) for name in sessions] == [is_resumed] * 2
+        await asyncio.sleep(4)
+        assert await answer_to("lasting") == b"true"
+        await refusal(answer_to("short"), "has expired")
+        revoke(authority, file, pem(authority, "lasting"))
+        revoked.refresh()
+        await refusal(answer_to("lasting"))
+    finally:
+        await server.stop(0)
+        await listener.close()
 
 
 class _Tls:
