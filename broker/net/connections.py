@@ -19,6 +19,7 @@ import resource
 import socket
 import stat
 import time
+from asyncio.trsock import TransportSocket
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -587,12 +588,19 @@ def _socket_of(fd: int, inode: int) -> Iterator[socket.socket | None]:
         yield own
 
 
-def _is_established(found: _Found) -> bool:
+def is_established(own: socket.socket | TransportSocket) -> bool:
     """Return whether neither end of a connection has closed it; False where the system does not say."""
     try:
-        with _socket_of(found.fd, found.inode) as own:
-            return own is not None and own.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1) == _ESTABLISHED
+        return own.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1) == _ESTABLISHED
     except (AttributeError, OSError):
+        return False
+
+
+def _is_established(found: _Found) -> bool:
+    try:
+        with _socket_of(found.fd, found.inode) as own:
+            return own is not None and is_established(own)
+    except OSError:
         return False
 
 

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import os
 import socket
+from asyncio.trsock import TransportSocket
 from collections.abc import Collection
 from typing import Final
 
@@ -25,6 +26,7 @@ from broker.net.connections import (
     Newcomer,
     Newcomers,
     address_of,
+    is_established,
     shut_down_peers,
 )
 from broker.net.tls import NodeTls
@@ -216,8 +218,8 @@ class EitherFront:
         self._newcomers = None
         if limits is not None:
             self._newcomers = Newcomers(limits, clock or SystemClock(), login_ms=login_ms)
-        self._opened: dict[int, Newcomer] = {}
-        """By the port of the front's connection behind it."""
+        self._opened: dict[int, tuple[Newcomer, TransportSocket]] = {}
+        """Clients' connections and their sockets, by the port of the front's connection behind it."""
         try:
             family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
             self._socket = socket.create_server((str(address[0]), port), family=family, backlog=BACKLOG)
@@ -236,18 +238,19 @@ class EitherFront:
     def logged_in(self, peer: str) -> None:
         """As `Listener.logged_in`; the peer is the front itself."""
         if (opened := self._opened.get(address_of(peer)[1])) is not None:
-            opened.logged_in()
+            opened[0].logged_in()
 
     def end(self, peer: str, limit: str) -> None:
         """As `Listener.end_connection`; the peer is the front itself."""
         opened = self._opened.pop(address_of(peer)[1], None)
         if opened is not None and self._limits is not None:
             self._limits.refused[limit] += 1
-            opened.end()
+            opened[0].end()
 
     def is_connected(self, peer: str) -> bool:
         """As `Listener.is_connected`."""
-        return address_of(peer)[1] in self._opened
+        opened = self._opened.get(address_of(peer)[1])
+        return opened is not None and is_established(opened[1])
 
     async def close(self) -> None:
         """Stop accepting, and end all connections."""
@@ -286,10 +289,9 @@ class EitherFront:
         self, first: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, opened: Newcomer | None
     ) -> None:
         port = self.tls_port if first[0] == TLS_HANDSHAKE else self.plaintext_port
-        behind_reader, behind_writer = await asyncio.open_connection(LOOPBACK, port, limit=PIECE_BYTES)
-        own_port = int(behind_writer.get_extra_info("sockname")[1])
+        behind_reader, behind_writer, own_port = await self._connect(port)
         if opened is not None:
-            self._opened[own_port] = opened
+            self._opened[own_port] = opened, writer.get_extra_info("socket")
         ways = []
         try:
             behind_writer.write(first)
@@ -302,9 +304,21 @@ class EitherFront:
             for way in ways:
                 way.cancel()
             await asyncio.gather(*ways, return_exceptions=True)
-            if self._opened.get(own_port) is opened:
-                self._opened.pop(own_port, None)
+            if (known := self._opened.get(own_port)) is not None and known[0] is opened:
+                del self._opened[own_port]
             behind_writer.close()
+
+    async def _connect(self, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, int]:
+        """Connect to a port behind, and return the own port, which no other connection that counts has.
+
+        The kernel may choose one that a connection to the other port has.
+        """
+        while True:
+            reader, writer = await asyncio.open_connection(LOOPBACK, port, limit=PIECE_BYTES)
+            own_port = int(writer.get_extra_info("sockname")[1])
+            if own_port not in self._opened:
+                return reader, writer, own_port
+            writer.close()
 
 
 async def _pass_on(source: asyncio.StreamReader, to: asyncio.StreamWriter) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable
+import struct
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -12,6 +15,7 @@ import grpc
 import pytest
 from grpc import aio
 
+from broker.net.connections import ConnectionLimits
 from broker.net.listeners import LOOPBACK, EitherFront, Listener, why_not
 from raftlog.testing import CertificateAuthority
 
@@ -60,6 +64,105 @@ def test_connections_that_a_close_ends_are_no_errors() -> None:
 
     asyncio.run(asyncio.wait_for(scenario(), 60))
     assert reported == []
+
+
+@asynccontextmanager
+async def _front_of_echoes() -> AsyncIterator[EitherFront]:
+    """A front for clients whose ports behind it echo."""
+
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while piece := await reader.read(100):
+            writer.write(piece)
+        writer.close()
+
+    front = EitherFront(LOOPBACK, 0, ConnectionLimits(most=1_000, per_ip=1_000))
+    servers = [await asyncio.start_server(echo, LOOPBACK, 0) for _ in range(2)]
+    front.plaintext_port, front.tls_port = (each.sockets[0].getsockname()[1] for each in servers)
+    await front.open()
+    try:
+        async with asyncio.timeout(60):
+            yield front
+    finally:
+        await front.close()
+        for each in servers:
+            each.close()
+
+
+async def _connected(front: EitherFront, said: bytes) -> socket.socket:
+    """Return a client's connection that the port behind has answered."""
+    loop, client = asyncio.get_running_loop(), socket.socket()
+    client.setblocking(False)
+    await loop.sock_connect(client, (LOOPBACK, front.port))
+    await loop.sock_sendall(client, said)
+    assert await loop.sock_recv(client, 100) == said
+    return client
+
+
+def _half_close(client: socket.socket) -> None:
+    client.shutdown(socket.SHUT_WR)
+
+
+def _reset(client: socket.socket) -> None:
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    client.close()
+
+
+@pytest.mark.parametrize("ends", [socket.socket.close, _half_close, _reset])
+async def test_a_front_knows_that_a_connection_is_there_until_its_client_ends_it(
+    ends: Callable[[socket.socket], None],
+) -> None:
+    """Before the front itself has noticed: it notices late while the port behind takes no more."""
+    async with _front_of_echoes() as front:
+        client, other = await _connected(front, b"PRI"), await _connected(front, b"PRI")
+        peer, others = (f"ipv4:{LOOPBACK}:{port}" for port in front._opened)
+        assert front.is_connected(peer)
+        assert front.is_connected(others)
+        assert not front.is_connected(f"ipv4:{LOOPBACK}:{front.port}"), "no client of the front has this port"
+        ends(client)
+        until_s = time.monotonic() + 10
+        while front.is_connected(peer) and time.monotonic() < until_s:
+            time.sleep(0.001)  # noqa: ASYNC251 # so that the front does not run; the kernel passes on the client's end
+        assert not front.is_connected(peer)
+        assert front.is_connected(others)
+        front.end(others, "a limit")
+        assert not front.is_connected(others)
+        for each in (client, other):
+            each.close()
+
+
+async def test_a_front_connects_to_both_ports_behind_it_from_different_ports(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A call shows only the port that its connection comes from. The kernel gives two connections the same one if they
+    go to different ports; `end` for the one client closed the connection of the other then.
+    """
+    connect, shared, seen = asyncio.open_connection, 0, set()
+
+    async def open_connection(host: str, port: int, *, limit: int) -> Any:
+        nonlocal shared
+        if port in seen:
+            return await connect(host, port, limit=limit)
+        seen.add(port)
+        own = socket.socket()
+        own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        own.bind((LOOPBACK, shared))
+        shared = own.getsockname()[1]
+        own.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(own, (host, port))
+        return await connect(sock=own, limit=limit)
+
+    monkeypatch.setattr(asyncio, "open_connection", open_connection)
+    async with _front_of_echoes() as front:
+        plaintext = await _connected(front, b"PRI")
+        tls = await _connected(front, b"\x16")
+        assert len(seen) == 2
+        assert [front.is_connected(f"ipv4:{LOOPBACK}:{port}") for port in front._opened] == [True, True]
+        front.end(f"ipv4:{LOOPBACK}:{shared}", "a limit")
+        assert await asyncio.get_running_loop().sock_recv(plaintext, 100) == b""
+        await asyncio.get_running_loop().sock_sendall(tls, b"more")
+        assert await asyncio.get_running_loop().sock_recv(tls, 100) == b"more"
+        for each in (plaintext, tls):
+            each.close()
 
 
 SIZE = 3 << 20
