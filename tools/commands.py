@@ -129,8 +129,8 @@ def _test(arguments: list[str]) -> int:
     selection = ["-rfEs"]  # also reports skipped tests, with reasons
     selection += ["--hypothesis-profile=long"] if long else ["-m", "not long"]
     cores = os.cpu_count() or 1
-    # Tests without servers come first, with a worker more than cores, as two fifths of their time are waits; servers and
-    # Spark never run beside them, and tests with containers, which take all cores, beside nothing. With more workers
+    # Tests without servers come first, with a worker more than cores, as they wait for two fifths of their time; servers
+    # and Spark never run beside them, and tests with containers, which take all cores, beside nothing. With more workers
     # than cores, servers and Spark starve each other where a core has half of the usual speed. A file's tests stay
     # together, as they share servers.
     phases = {

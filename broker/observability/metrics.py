@@ -494,7 +494,7 @@ class SecurityMetrics:
         authentications = CounterMetricFamily(
             f"{PREFIX}authentications",
             "Authentication exchanges by mechanism and outcome. Mechanism mTLS counts certificates of Kafka clients, "
-            "and calls of raftlog's clients whose certificate is revoked, or has expired since their TLS session began; "
+            "and calls of raftlog's clients whose certificate is revoked, or expired since their TLS session began; "
             "other certificates that raftlog's listener refuses do not count, since gRPC does not report them.",
             labels=("mechanism", "outcome"),
         )
