@@ -4,8 +4,8 @@ Kafka and NATS are fetched on the first run, into build/bench: Kafka's jars with
 client and the plotting library with pip. What cannot be fetched is left out, and the page says so. On an idle machine
 the page is docs/benchmarks.md; that of a busy one, whose figures mislead, goes to build/bench/benchmarks.md.
 
-    ./dev bench compare                                                        measures, prints, writes the page
-    python -m bench.compare WORKLOAD SYSTEM ADDRESS TOPIC PRODUCERS RECORDS    the client's process
+    ./dev bench compare                                      measures, prints, writes the page
+    python -m bench.compare WORKLOAD SYSTEM ADDRESS TOPIC    the process of its clients
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import psutil
 
 from bench.produce import UNSAFE
 from bench.report import Report, quantile
 from bench.small import Measured, measure
-from raftlog import Admin, Producer
+from raftlog import Admin, Consumer, Producer, TopicPartition
 from raftlog.testing import Cluster
 
 ROOT: Final = Path(__file__).parent.parent
@@ -49,6 +49,9 @@ CLIENT_PACKAGES: Final = ("nats-py==2.16.0", "matplotlib==3.11.2")
 NODES: Final = 3
 PARTITIONS: Final = 3
 VALUE: Final = os.urandom(1_000)
+SMALL_VALUE: Final = os.urandom(100)
+SMALL: Final = "small"
+"""Of the topics with small records; the others are read too."""
 ROUNDS: Final = 5
 """Rounds that count, after one that warms up: a JVM compiles what is hot only after some thousand requests."""
 IDLE_LOAD: Final = 0.5
@@ -62,110 +65,209 @@ BEGIN: Final = "<!-- figures: ./dev bench compare writes what follows -->"
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Producers of one process; `one_by_one`: each has one record in flight, and waits for its acknowledgement."""
+    """What the clients of one process do, in one of these ways:
+
+    one-by-one    each producer has one record in flight, and waits for its acknowledgement
+    stream        a producer sends as fast as it can
+    read          a consumer reads as fast as it can what the workloads before have written
+    through       a record is sent once a consumer has the one before
+    """
 
     name: str
     title: str
     producers: int
     records: int
-    one_by_one: bool = True
+    way: str = "one-by-one"
+    value: bytes = VALUE
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether each record has a latency."""
+        return self.way in ("one-by-one", "through")
+
+    @property
+    def waits_for_disks(self) -> bool:
+        """Whether it matters when a record is acknowledged."""
+        return self.way != "read"
 
 
 WORKLOADS: Final = (
     Workload("one", "one producer, one record in flight", 1, 300),
     Workload("many-32", "32 producers, one record in flight each", 32, 1_600),
     Workload("many-100", "100 producers, one record in flight each", 100, 2_000),
-    Workload("stream", "one producer, as fast as it can", 1, 50_000, one_by_one=False),
+    Workload("stream", "one producer, as fast as it can", 1, 50_000, "stream"),
+    Workload("stream-small", "one producer, as fast as it can, 100 bytes", 1, 200_000, "stream", SMALL_VALUE),
+    Workload("read", "one consumer, as fast as it can", 1, 50_000, "read"),
+    Workload("through", "one record at a time, until a consumer has it", 1, 300, "through"),
 )
 
 
 # The client's process
 
 
-Send = Callable[[int], None]
-"""Send one record of a producer, and return once it is acknowledged."""
+class Client(Protocol):
+    """A system's clients in this process."""
+
+    def one(self, number: int) -> None:
+        """Send one record of a producer, and return once it is acknowledged."""
+
+    def stream(self, records: int) -> None:
+        """Send records, and return once all are acknowledged."""
+
+    def follow(self) -> None:
+        """Have a consumer at the end of the topic."""
+
+    def through(self) -> None:
+        """Send one record, and return once the consumer has it."""
+
+    def read(self, records: int) -> int:
+        """Read at least so many records from the topic's beginning; return how many."""
 
 
-def _raftlog_client(where: str, topic: str, count: int) -> tuple[Send, Callable[[int], None]]:
-    producers = [Producer(where) for _ in range(count)]
+class _RaftlogClient:
+    def __init__(self, where: str, topic: str, workload: Workload) -> None:
+        self._where, self._topic, self._value = where, topic, workload.value
+        self._producers = [Producer(where) for _ in range(workload.producers)]
 
-    def send(number: int) -> None:
-        producers[number].send(topic, VALUE).result(60)
+    def one(self, number: int) -> None:
+        self._producers[number].send(self._topic, self._value).result(60)
 
-    def stream(records: int) -> None:
+    def stream(self, records: int) -> None:
+        producer = self._producers[0]
         for _ in range(records):
-            producers[0].send(topic, VALUE)
-        producers[0].flush(120)
+            producer.send(self._topic, self._value)
+        producer.flush(120)
 
-    return send, stream
+    def _consumer(self) -> Consumer[bytes, bytes]:
+        consumer: Consumer[bytes, bytes] = Consumer(self._where)
+        consumer.assign([TopicPartition(self._topic, number) for number in range(PARTITIONS)])
+        return consumer
+
+    def follow(self) -> None:
+        self._following = self._consumer()
+        self._following.seek_to_end()
+        for number in range(PARTITIONS):
+            self._following.position(TopicPartition(self._topic, number))
+
+    def through(self) -> None:
+        self._producers[0].send(self._topic, self._value)
+        while not self._following.poll(1.0):
+            pass
+
+    def read(self, records: int) -> int:
+        found = 0
+        with self._consumer() as consumer:
+            consumer.seek_to_beginning()
+            while found < records:
+                found += len(consumer.poll(1.0))
+        return found
 
 
-def _kafka_client(where: str, topic: str, count: int) -> tuple[Send, Callable[[int], None]]:
-    import confluent_kafka
+class _KafkaClient:
+    def __init__(self, where: str, topic: str, workload: Workload) -> None:
+        import confluent_kafka
 
-    config = {"bootstrap.servers": where, "acks": "all", "enable.idempotence": True, "log_level": 3}
-    one_by_one = {"linger.ms": 0} if count > 1 or sys.argv[1] != "stream" else {}
-    producers = [confluent_kafka.Producer({**config, **one_by_one}) for _ in range(count)]
-    lost: list[Any] = []
+        self._api: Any = confluent_kafka
+        self._where, self._topic, self._value = where, topic, workload.value
+        config = {"bootstrap.servers": where, "acks": "all", "enable.idempotence": True, "log_level": 3}
+        at_once = {"linger.ms": 0} if workload.is_timed else {}
+        self._producers = [confluent_kafka.Producer({**config, **at_once}) for _ in range(workload.producers)]
+        self._lost: list[Any] = []
 
-    def check(error: Any, _message: Any) -> None:
+    def _check(self, error: Any, _message: Any) -> None:
         if error is not None:
-            lost.append(error)
+            self._lost.append(error)
 
-    def send(number: int) -> None:
-        producer = producers[number]
-        producer.produce(topic, VALUE, on_delivery=check)
+    def one(self, number: int) -> None:
+        producer = self._producers[number]
+        producer.produce(self._topic, self._value, on_delivery=self._check)
         while len(producer):
             producer.poll(1)
-        assert not lost, lost[0]
+        assert not self._lost, self._lost[0]
 
-    def stream(records: int) -> None:
-        producer = producers[0]
+    def stream(self, records: int) -> None:
+        producer = self._producers[0]
         for _ in range(records):
             while True:
                 try:
-                    producer.produce(topic, VALUE, on_delivery=check)
+                    producer.produce(self._topic, self._value, on_delivery=self._check)
                     break
                 except BufferError:
                     producer.poll(0.01)
             producer.poll(0)
         assert producer.flush(120) == 0, "not every record was acknowledged within 120 s"
-        assert not lost, lost[0]
+        assert not self._lost, self._lost[0]
 
-    return send, stream
+    def _consumer(self, offset: int) -> Any:
+        config = {"bootstrap.servers": self._where, "group.id": "bench", "enable.auto.commit": False, "log_level": 3}
+        consumer = self._api.Consumer(config)
+        consumer.assign([self._api.TopicPartition(self._topic, number, offset) for number in range(PARTITIONS)])
+        return consumer
+
+    def follow(self) -> None:
+        self._following = self._consumer(self._api.OFFSET_END)
+        assert self._following.poll(1.0) is None, "the end of the topic must have no record"
+
+    def through(self) -> None:
+        self._producers[0].produce(self._topic, self._value, on_delivery=self._check)
+        while (found := self._following.poll(1.0)) is None:
+            pass
+        assert found.error() is None, found.error()
+        self._producers[0].poll(0)
+
+    def read(self, records: int) -> int:
+        found = 0
+        consumer = self._consumer(self._api.OFFSET_BEGINNING)
+        while found < records:
+            read = consumer.consume(500, 1.0)
+            assert all(each.error() is None for each in read), "a record could not be read"
+            found += len(read)
+        consumer.close()
+        return found
 
 
-def _threads(send: Send, stream: Callable[[int], None], count: int, records: int, one_by_one: bool) -> dict[str, float]:
+def _threads(client: Client, workload: Workload) -> dict[str, float]:
     """Run the dialogue with `measure`, with a thread for each producer; return the result."""
     latencies_ms: list[float] = []
 
     def work(number: int, of_each: int, into: list[float]) -> None:
         for _ in range(of_each):
             begun_s = time.perf_counter()
-            send(number)
+            if workload.way == "through":
+                client.through()
+            else:
+                client.one(number)
             into.append((time.perf_counter() - begun_s) * 1e3)
 
     def all_of(of_each: int, into: list[float]) -> None:
-        workers = [threading.Thread(target=work, args=(number, of_each, into)) for number in range(count)]
+        workers = [threading.Thread(target=work, args=(each, of_each, into)) for each in range(workload.producers)]
         for worker in workers:
             worker.start()
         for worker in workers:
             worker.join()
 
-    all_of(20, [])  # warms up
-    if not one_by_one:
-        stream(records // 10)
+    if workload.way == "through":
+        client.follow()
+    if workload.waits_for_disks:
+        all_of(20, [])  # warms up
+    if workload.way == "stream":
+        client.stream(workload.records // 10)
     print("ready", flush=True)
     sys.stdin.readline()
     begun_s = time.perf_counter()
-    if one_by_one:
-        all_of(records // count, latencies_ms)
-        assert len(latencies_ms) == records // count * count, (
-            f"a thread of the producer failed: {len(latencies_ms)} of {records // count * count} records were measured"
+    records = workload.records
+    if workload.is_timed:
+        of_each = workload.records // workload.producers
+        all_of(of_each, latencies_ms)
+        records = len(latencies_ms)
+        assert records == of_each * workload.producers, (
+            f"a thread of the producer failed: {records} of {of_each * workload.producers} records were measured"
         )
+    elif workload.way == "read":
+        records = client.read(records)
     else:
-        stream(records)
-    return _result(records if not one_by_one else len(latencies_ms), time.perf_counter() - begun_s, latencies_ms)
+        client.stream(records)
+    return _result(records, time.perf_counter() - begun_s, latencies_ms)
 
 
 def _result(records: int, seconds: float, latencies_ms: list[float]) -> dict[str, float]:
@@ -178,51 +280,85 @@ def _result(records: int, seconds: float, latencies_ms: list[float]) -> dict[str
     }
 
 
-async def _nats_client(where: str, topic: str, count: int, records: int, one_by_one: bool) -> dict[str, float]:
+async def _nats_client(where: str, topic: str, workload: Workload) -> dict[str, float]:
     nats: Any = importlib.import_module("nats")
-    connections = [await nats.connect(servers=where.split(",")) for _ in range(count)]
+    api: Any = importlib.import_module("nats.js.api")
+    value = workload.value
+    connections = [await nats.connect(servers=where.split(",")) for _ in range(workload.producers)]
     streams = [connection.jetstream(publish_async_max_pending=1_000, timeout=60) for connection in connections]
 
     async def one(number: int, of_each: int, into: list[float]) -> None:
         for turn in range(of_each):
             begun_s = time.perf_counter()
-            await streams[number].publish(f"{topic}.{(number + turn) % PARTITIONS}", VALUE)
+            await streams[number].publish(f"{topic}.{(number + turn) % PARTITIONS}", value)
             into.append((time.perf_counter() - begun_s) * 1e3)
 
     async def stream(of_all: int) -> None:
         for turn in range(of_all):
-            await streams[0].publish_async(f"{topic}.{turn % PARTITIONS}", VALUE, wait_stall=60)
+            await streams[0].publish_async(f"{topic}.{turn % PARTITIONS}", value, wait_stall=60)
         await streams[0].publish_async_completed()
 
-    await asyncio.gather(*(one(number, 20, []) for number in range(count)))
-    if not one_by_one:
-        await stream(records // 10)
+    async def consumers(policy: Any) -> list[Any]:
+        config = api.ConsumerConfig(deliver_policy=policy, ack_policy=api.AckPolicy.NONE)
+        return [
+            await streams[0].subscribe(f"{topic}.{number}", ordered_consumer=False, config=config)
+            for number in range(PARTITIONS)
+        ]
+
+    async def read(found: Any, records: int) -> None:
+        for _ in range(records):
+            await found.next_msg(60)
+
+    async def through(followed: list[Any], of_all: int, into: list[float]) -> None:
+        for turn in range(of_all):
+            begun_s = time.perf_counter()
+            await streams[0].publish_async(f"{topic}.{turn % PARTITIONS}", value, wait_stall=60)
+            await followed[turn % PARTITIONS].next_msg(60)
+            into.append((time.perf_counter() - begun_s) * 1e3)
+
+    followed: list[Any] = []
+    if workload.way == "through":
+        followed = await consumers(api.DeliverPolicy.NEW)
+        await through(followed, 20, [])
+    elif workload.waits_for_disks:
+        await asyncio.gather(*(one(number, 20, []) for number in range(workload.producers)))
+    if workload.way == "stream":
+        await stream(workload.records // 10)
     print("ready", flush=True)
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
     latencies_ms: list[float] = []
     begun_s = time.perf_counter()
-    if one_by_one:
-        await asyncio.gather(*(one(number, records // count, latencies_ms) for number in range(count)))
+    records = workload.records
+    if workload.way == "one-by-one":
+        of_each = workload.records // workload.producers
+        await asyncio.gather(*(one(number, of_each, latencies_ms) for number in range(workload.producers)))
+    elif workload.way == "through":
+        await through(followed, workload.records, latencies_ms)
+    elif workload.way == "read":
+        begun = await consumers(api.DeliverPolicy.ALL)
+        records = workload.records // PARTITIONS * PARTITIONS
+        await asyncio.gather(*(read(found, records // PARTITIONS) for found in begun))
     else:
-        await stream(records)
+        await stream(workload.records)
     seconds = time.perf_counter() - begun_s
     for connection in connections:
         await connection.close()
-    return _result(records if not one_by_one else len(latencies_ms), seconds, latencies_ms)
+    return _result(len(latencies_ms) or records, seconds, latencies_ms)
 
 
 def client(arguments: list[str]) -> None:
-    """Be the process of one run's producers: the dialogue of `measure`."""
-    workload, system, where, topic = arguments[:4]
-    count, records = (int(number) for number in arguments[4:6])
-    one_by_one = workload != "stream"
+    """Be the process of one run's clients: the dialogue of `measure`."""
+    name, system, where, topic = arguments
+    workload = next(each for each in WORKLOADS if each.name == name)
+    if workload.value is SMALL_VALUE:
+        topic = f"{SMALL}-{topic}"
     if system == "nats":
         import uvloop
 
-        result = uvloop.run(_nats_client(where, topic, count, records, one_by_one))
+        result = uvloop.run(_nats_client(where, topic, workload))
     else:
-        send, stream = (_raftlog_client if system == "raftlog" else _kafka_client)(where, topic, count)
-        result = _threads(send, stream, count, records, one_by_one)
+        made = (_RaftlogClient if system == "raftlog" else _KafkaClient)(where, topic, workload)
+        result = _threads(made, workload)
     print(json.dumps(result), flush=True)
     sys.stdin.readline()
 
@@ -324,8 +460,9 @@ class System:
 def _raftlog() -> Iterator[list[System]]:
     with Cluster(nodes=NODES) as cluster:
         with Admin(cluster.bootstrap) as admin:
-            admin.create_topic(TOPIC, PARTITIONS, NODES, configs=UNSAFE)
-            admin.create_topic(SYNCED, PARTITIONS, NODES)
+            for prefix in ("", f"{SMALL}-"):
+                admin.create_topic(prefix + TOPIC, PARTITIONS, NODES, configs=UNSAFE)
+                admin.create_topic(prefix + SYNCED, PARTITIONS, NODES)
         servers = {f"node {number}": cluster.pid(number) for number in cluster.broker_ids}
         name = f"raftlog {version('raftlog')}"
         yield [
@@ -394,8 +531,9 @@ def kafka_brokers() -> Iterator[list[System]]:
 
         _until(complete, "Kafka")
         topics = [
-            admin_api.NewTopic(TOPIC, PARTITIONS, NODES),
-            admin_api.NewTopic(SYNCED, PARTITIONS, NODES, config={"flush.messages": "1"}),
+            admin_api.NewTopic(prefix + name, PARTITIONS, NODES, config=config)
+            for prefix in ("", f"{SMALL}-")
+            for name, config in ((TOPIC, {}), (SYNCED, {"flush.messages": "1"}))
         ]
         for made in admin.create_topics(topics).values():
             made.result(60)
@@ -444,9 +582,11 @@ def _nats_cluster(server: Path, durability: str, sync_interval: str) -> Iterator
             except Exception:  # of several libraries; `_until` tells how it ends
                 return False
             try:
-                for number in range(PARTITIONS):
-                    wanted = api.StreamConfig(f"bench-{number}", subjects=[f"{TOPIC}.{number}"], num_replicas=NODES)
-                    await connection.jetstream(timeout=5).add_stream(wanted)
+                for prefix in ("", f"{SMALL}-"):
+                    for number in range(PARTITIONS):
+                        subjects = [f"{prefix}{TOPIC}.{number}"]
+                        wanted = api.StreamConfig(f"{prefix}bench-{number}", subjects=subjects, num_replicas=NODES)
+                        await connection.jetstream(timeout=5).add_stream(wanted)
                 return True
             except Exception:  # the servers have not elected a leader yet
                 return False
@@ -478,32 +618,51 @@ def run(report: Report) -> None:
             except (Missing, ImportError) as reason:
                 missing.append(str(reason))
                 report.add("compare", "left out", str(reason))
-        for runs_by_system in results.values():  # the order of the page: who waits for the same is side by side
+        for workload in WORKLOADS:  # the order of the page: who waits for the same is side by side
             for system in sorted(systems, key=lambda system: "fsync" not in system.durability):
-                runs_by_system[system.label] = []
+                if workload.waits_for_disks or "fsync" not in system.durability:
+                    results[workload.name][system.label] = []
         for number in range(ROUNDS + 1):
             turn = systems[number % len(systems) :] + systems[: number % len(systems)]
             for workload in WORKLOADS:
                 for system in turn:
-                    size = [str(workload.producers), str(workload.records)]
-                    process = ["bench.compare", workload.name, system.kind, system.address, system.topic, *size]
+                    if system.label not in results[workload.name]:
+                        continue
+                    process = ["bench.compare", workload.name, system.kind, system.address, system.topic]
                     got = measure(process, system.servers)
                     if number:
                         results[workload.name][system.label].append(got)
                     progress = f"round {number}: {workload.title}, {system.label}: {got.per_s:,.0f}/s"
                     print(progress, file=sys.stderr, flush=True)
+        memory = {system.label: _memory(system) for system in systems}
     for workload in WORKLOADS:
         for label, runs in results[workload.name].items():
             report.add("compare", f"{workload.title}: {label}", f"{median(run.per_s for run in runs):,.0f}/s")
     durability = {system.label: system.durability for system in systems}
     page = PAGE if load <= IDLE_LOAD * (os.cpu_count() or 1) else CACHE / PAGE.name
     pictures = page.with_suffix("")
-    figures = _markdown(results, durability, missing, load)
+    figures = _markdown(results, durability, missing, load) + _memory_table(memory)
     with contextlib.suppress(ImportError):
         _draw(results, pictures)
         figures += _PICTURES
     page.write_text(PAGE.read_text().partition(BEGIN)[0] + BEGIN + "\n\n" + figures)
     report.add("compare", "took", f"{time.perf_counter() - started_s:.0f} s; the page is {page.relative_to(ROOT)}")
+
+
+def _memory(system: System) -> list[int]:
+    """Return the resident memory of each server, in bytes."""
+    return [psutil.Process(pid).memory_info().rss for pid in system.servers.values()]
+
+
+def _memory_table(memory: Mapping[str, list[int]]) -> str:
+    lines = ["### Memory of a node, at the end of the run", "", "| system | resident MiB, each node |", "|---|---|"]
+    told: set[str] = set()
+    for label, nodes in memory.items():
+        name = label if label.startswith("NATS") else label.partition(",")[0]  # of NATS there are two clusters
+        if name not in told:
+            lines.append(f"| {name} | {', '.join(str(each >> 20) for each in sorted(nodes))} |")
+            told.add(name)
+    return "\n".join([*lines, "", ""])
 
 
 def _spread(figures: list[float], form: str) -> str:
@@ -542,7 +701,7 @@ def _markdown(
     for workload in WORKLOADS:
         runs_of = results[workload.name]
         lines += [f"### {workload.title[0].upper()}{workload.title[1:]}", ""]
-        if workload.one_by_one:
+        if workload.is_timed:
             lines += [
                 "| system | acknowledged after | records/s | p50 ms | p99 ms | CPU us per record |",
                 "|---|---|---|---|---|---|",
@@ -551,7 +710,7 @@ def _markdown(
             lines += ["| system | acknowledged after | records/s | CPU us per record |", "|---|---|---|---|"]
         for label, runs in runs_of.items():
             row = [label.partition(",")[0], durability[label], _spread([run.per_s for run in runs], ",.0f")]
-            if workload.one_by_one:
+            if workload.is_timed:
                 row.append(_spread([run.p50_ms for run in runs], ".2f"))
                 row.append(_spread([run.p99_ms for run in runs], ".1f"))
             lines.append("| " + " | ".join([*row, _cpu(runs)]) + " |")
@@ -584,8 +743,10 @@ def _draw(results: Mapping[str, Mapping[str, list[Measured]]], into: Path) -> No
     )
     into.mkdir(parents=True, exist_ok=True)
     for name, unit, of in kinds:
-        figure, axes = pyplot.subplots(2, 2, figsize=(11, 6.4), layout="constrained")
-        for workload, axis in zip(WORKLOADS, axes.flat, strict=True):
+        figure, axes = pyplot.subplots(-(-len(WORKLOADS) // 2), 2, figsize=(11, 11.2), layout="constrained")
+        for axis in axes.flat[len(WORKLOADS) :]:
+            axis.remove()
+        for workload, axis in zip(WORKLOADS, axes.flat, strict=False):
             labels = list(results[workload.name])
             values = [[of(run) for run in runs] for runs in results[workload.name].values()]
             middle = [median(each) for each in values]

@@ -94,7 +94,7 @@ class ObservabilityServer:
                     try:
                         measured = encode(registry)
                     except Exception as error:
-                        if rarely.may_log(type(error), 1e3 * time.monotonic()):
+                        if rarely.may_log(type(error).__name__, 1e3 * time.monotonic()):
                             logger.exception("a scrape failed: a metric could not be read; please report this")
                         said = "a metric could not be read; the node's log says why"
                         self._answer(500, JSON, json.dumps({"error": said}).encode())

@@ -308,7 +308,7 @@ class Connections:
         now_s, version = time.monotonic(), self._tls.version
         at_s, of_version, words = self._refusals.get(address, (-math.inf, 0, ""))
         if now_s - at_s >= _ASK_AGAIN_S or of_version != version:
-            words = await asyncio.to_thread(self._tls.why_refused, address)
+            words = await self._tls.why_refused(address)
             self._refusals[address] = time.monotonic(), version, words
         return words
 

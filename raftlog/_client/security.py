@@ -8,6 +8,7 @@ that thread logs in if there is no token, and concurrent calls wait for its logi
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import logging
@@ -664,9 +665,9 @@ class ChannelTls:
             credentials = grpc.composite_channel_credentials(credentials, self._logins.credentials(address))
         return grpc.aio.secure_channel(address, credentials, options=_with_every(options))
 
-    def why_refused(self, address: str) -> str:
-        """As the function, of a client with the current certificates."""
-        return why_refused(address, self._pem.files, self._pem.current()[0])
+    async def why_refused(self, address: str) -> str:
+        """As the function, of a client with the current certificates; in a thread."""
+        return await asyncio.to_thread(why_refused, address, self._pem.files, self._pem.current()[0])
 
     def _open_for_login(self, address: str) -> grpc.Channel:
         return grpc.secure_channel(address, self._credentials(), options=_with_every(()))
