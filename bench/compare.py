@@ -298,16 +298,13 @@ async def _nats_client(where: str, topic: str, workload: Workload) -> dict[str, 
             await streams[0].publish_async(f"{topic}.{turn % PARTITIONS}", value, wait_stall=60)
         await streams[0].publish_async_completed()
 
-    async def consumers(policy: Any) -> list[Any]:
+    async def consumers(subscribe: Any, policy: Any) -> list[Any]:
         config = api.ConsumerConfig(deliver_policy=policy, ack_policy=api.AckPolicy.NONE)
-        return [
-            await streams[0].subscribe(f"{topic}.{number}", ordered_consumer=False, config=config)
-            for number in range(PARTITIONS)
-        ]
+        return [await subscribe(f"{topic}.{number}", config=config) for number in range(PARTITIONS)]
 
-    async def read(found: Any, records: int) -> None:
-        for _ in range(records):
-            await found.next_msg(60)
+    async def read(pulled: Any, records: int) -> None:
+        while records > 0:
+            records -= len(await pulled.fetch(min(500, records), timeout=60))
 
     async def through(followed: list[Any], of_all: int, into: list[float]) -> None:
         for turn in range(of_all):
@@ -318,7 +315,7 @@ async def _nats_client(where: str, topic: str, workload: Workload) -> dict[str, 
 
     followed: list[Any] = []
     if workload.way == "through":
-        followed = await consumers(api.DeliverPolicy.NEW)
+        followed = await consumers(streams[0].subscribe, api.DeliverPolicy.NEW)
         await through(followed, 20, [])
     elif workload.waits_for_disks:
         await asyncio.gather(*(one(number, 20, []) for number in range(workload.producers)))
@@ -335,7 +332,7 @@ async def _nats_client(where: str, topic: str, workload: Workload) -> dict[str, 
     elif workload.way == "through":
         await through(followed, workload.records, latencies_ms)
     elif workload.way == "read":
-        begun = await consumers(api.DeliverPolicy.ALL)
+        begun = await consumers(streams[0].pull_subscribe, api.DeliverPolicy.ALL)
         records = workload.records // PARTITIONS * PARTITIONS
         await asyncio.gather(*(read(found, records // PARTITIONS) for found in begun))
     else:

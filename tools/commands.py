@@ -129,10 +129,10 @@ def _test(arguments: list[str]) -> int:
     selection = ["-rfEs"]  # also reports skipped tests, with reasons
     selection += ["--hypothesis-profile=long"] if long else ["-m", "not long"]
     cores = os.cpu_count() or 1
-    # Tests without servers come first, with a worker more than cores, as they wait for two fifths of their time; servers
-    # and Spark never run beside them, and tests with containers, which take all cores, beside nothing. With more workers
-    # than cores, servers and Spark starve each other where a core has half of the usual speed. A file's tests stay
-    # together, as they share servers.
+    # Tests without servers come first, with a worker more than cores, as they wait for two fifths of their time;
+    # servers and Spark never run beside them, and tests with containers, which take all cores, beside nothing. With
+    # more workers than cores, servers and Spark starve each other where a core has half of the usual speed. A
+    # file's tests stay together, as they share servers.
     phases = {
         "--phase-1": (cores + 1, ("tests/unit", "tests/conformance", "tests/simulation", "tests/fuzz")),
         "--phase-2": (cores, ("tests/integration",)),
