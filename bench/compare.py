@@ -95,9 +95,9 @@ WORKLOADS: Final = (
     Workload("one", "one producer, one record in flight", 1, 300),
     Workload("many-32", "32 producers, one record in flight each", 32, 1_600),
     Workload("many-100", "100 producers, one record in flight each", 100, 2_000),
-    Workload("stream", "one producer, as fast as it can", 1, 50_000, "stream"),
-    Workload("stream-small", "one producer, as fast as it can, 100 bytes", 1, 200_000, "stream", SMALL_VALUE),
-    Workload("read", "one consumer, as fast as it can", 1, 50_000, "read"),
+    Workload("stream", "one producer, as fast as it can", 1, 100_000, "stream"),
+    Workload("stream-small", "one producer, as fast as it can, 100 bytes", 1, 100_000, "stream", SMALL_VALUE),
+    Workload("read", "one consumer, as fast as it can", 1, 100_000, "read"),
     Workload("through", "one record at a time, until a consumer has it", 1, 300, "through"),
 )
 
