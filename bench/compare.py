@@ -127,7 +127,8 @@ class Client(Protocol):
 class _RaftlogClient:
     def __init__(self, where: str, topic: str, workload: Workload) -> None:
         self._where, self._topic, self._value = where, topic, workload.value
-        self._producers = [Producer(where) for _ in range(workload.producers)]
+        at_once = {"linger.ms": 0} if workload.is_timed else {}
+        self._producers = [Producer(where, config=at_once) for _ in range(workload.producers)]
 
     def one(self, number: int) -> None:
         self._producers[number].send(self._topic, self._value).result(60)
@@ -652,7 +653,7 @@ def _memory(system: System) -> list[int]:
 
 
 def _memory_table(memory: Mapping[str, list[int]]) -> str:
-    lines = ["### Memory of a node, at the end of the run", "", "| system | resident MiB, each node |", "|---|---|"]
+    lines = ["", "### Memory of a node, at the end of the run", "", "| system | resident MiB, each node |", "|---|---|"]
     told: set[str] = set()
     for label, nodes in memory.items():
         name = label if label.startswith("NATS") else label.partition(",")[0]  # of NATS there are two clusters
