@@ -50,8 +50,8 @@ NODES: Final = 3
 PARTITIONS: Final = 3
 VALUE: Final = os.urandom(1_000)
 SMALL_VALUE: Final = os.urandom(100)
-SMALL: Final = "small"
-"""Of the topics with small records; the others are read too."""
+PREFIXES: Final = ("", "bulk-", "small-")
+"""Of the topics with records that were sent one by one, as fast as possible, and as fast as possible with 100 bytes."""
 ROUNDS: Final = 5
 """Rounds that count, after one that warms up: a JVM compiles what is hot only after some thousand requests."""
 IDLE_LOAD: Final = 0.5
@@ -69,7 +69,7 @@ class Workload:
 
     one-by-one    each producer has one record in flight, and waits for its acknowledgement
     stream        a producer sends as fast as it can
-    read          a consumer reads as fast as it can what the workloads before have written
+    read          a consumer reads as fast as it can what a stream has written
     through       a record is sent once a consumer has the one before
     """
 
@@ -79,6 +79,7 @@ class Workload:
     records: int
     way: str = "one-by-one"
     value: bytes = VALUE
+    prefix: str = ""
 
     @property
     def is_timed(self) -> bool:
@@ -95,9 +96,9 @@ WORKLOADS: Final = (
     Workload("one", "one producer, one record in flight", 1, 300),
     Workload("many-32", "32 producers, one record in flight each", 32, 1_600),
     Workload("many-100", "100 producers, one record in flight each", 100, 2_000),
-    Workload("stream", "one producer, as fast as it can", 1, 100_000, "stream"),
-    Workload("stream-small", "one producer, as fast as it can, 100 bytes", 1, 100_000, "stream", SMALL_VALUE),
-    Workload("read", "one consumer, as fast as it can", 1, 100_000, "read"),
+    Workload("stream", "one producer, as fast as it can", 1, 100_000, "stream", prefix="bulk-"),
+    Workload("stream-small", "one producer, as fast as it can, 100 bytes", 1, 100_000, "stream", SMALL_VALUE, "small-"),
+    Workload("read", "one consumer, as fast as it can", 1, 100_000, "read", prefix="bulk-"),
     Workload("through", "one record at a time, until a consumer has it", 1, 300, "through"),
 )
 
@@ -348,8 +349,7 @@ def client(arguments: list[str]) -> None:
     """Be the process of one run's clients: the dialogue of `measure`."""
     name, system, where, topic = arguments
     workload = next(each for each in WORKLOADS if each.name == name)
-    if workload.value is SMALL_VALUE:
-        topic = f"{SMALL}-{topic}"
+    topic = workload.prefix + topic
     if system == "nats":
         import uvloop
 
@@ -458,7 +458,7 @@ class System:
 def _raftlog() -> Iterator[list[System]]:
     with Cluster(nodes=NODES) as cluster:
         with Admin(cluster.bootstrap) as admin:
-            for prefix in ("", f"{SMALL}-"):
+            for prefix in PREFIXES:
                 admin.create_topic(prefix + TOPIC, PARTITIONS, NODES, configs=UNSAFE)
                 admin.create_topic(prefix + SYNCED, PARTITIONS, NODES)
         servers = {f"node {number}": cluster.pid(number) for number in cluster.broker_ids}
@@ -530,7 +530,7 @@ def kafka_brokers() -> Iterator[list[System]]:
         _until(complete, "Kafka")
         topics = [
             admin_api.NewTopic(prefix + name, PARTITIONS, NODES, config=config)
-            for prefix in ("", f"{SMALL}-")
+            for prefix in PREFIXES
             for name, config in ((TOPIC, {}), (SYNCED, {"flush.messages": "1"}))
         ]
         for made in admin.create_topics(topics).values():
@@ -580,7 +580,7 @@ def _nats_cluster(server: Path, durability: str, sync_interval: str) -> Iterator
             except Exception:  # of several libraries; `_until` tells how it ends
                 return False
             try:
-                for prefix in ("", f"{SMALL}-"):
+                for prefix in PREFIXES:
                     for number in range(PARTITIONS):
                         subjects = [f"{prefix}{TOPIC}.{number}"]
                         wanted = api.StreamConfig(f"{prefix}bench-{number}", subjects=subjects, num_replicas=NODES)
