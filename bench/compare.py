@@ -50,8 +50,6 @@ NODES: Final = 3
 PARTITIONS: Final = 3
 VALUE: Final = os.urandom(1_000)
 SMALL_VALUE: Final = os.urandom(100)
-PREFIXES: Final = ("", "bulk-", "small-")
-"""Of the topics with records that were sent one by one, as fast as possible, and as fast as possible with 100 bytes."""
 ROUNDS: Final = 5
 """Rounds that count, after one that warms up: a JVM compiles what is hot only after some thousand requests."""
 IDLE_LOAD: Final = 0.5
@@ -80,6 +78,7 @@ class Workload:
     way: str = "one-by-one"
     value: bytes = VALUE
     prefix: str = ""
+    """Of the names of its topics: what is read was not sent one by one."""
 
     @property
     def is_timed(self) -> bool:
@@ -101,6 +100,7 @@ WORKLOADS: Final = (
     Workload("read", "one consumer, as fast as it can", 1, 100_000, "read", prefix="bulk-"),
     Workload("through", "one record at a time, until a consumer has it", 1, 300, "through"),
 )
+PREFIXES: Final = sorted({workload.prefix for workload in WORKLOADS})
 
 
 # The client's process

@@ -93,9 +93,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Keep the collector of garbage away from what stays: modules and tests, of which each worker of xdist has all.
+    """Exempt modules and tests, which stay, from garbage collection.
 
-    It would go through them again and again beside tests that make many objects, such as syntax trees.
+    Each worker of xdist has all of them, and each full collection would visit them.
     """
     gc.collect()
     gc.freeze()

@@ -604,7 +604,7 @@ class AdminEngine:
                         raise
                 self._last_address = address
                 return response
-            raise cause or await self._connections.nobody_answers(addresses, reasons)
+            raise cause or await self._connections.unavailable(addresses, reasons)
 
         return await self._retried(attempt, timeout, at_once)
 

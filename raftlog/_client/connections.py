@@ -129,7 +129,7 @@ class CertificateRefused(TlsFailed):
     why = ""
 
 
-def nobody_answers(addresses: Sequence[str], reasons: Sequence[str]) -> BrokerUnavailable:
+def unavailable(addresses: Sequence[str], reasons: Sequence[str]) -> BrokerUnavailable:
     """Return the error after all addresses have failed, with the reason of each."""
     if reasons and all(reason.endswith(_TLS_TROUBLES) for reason in reasons):
         return TlsFailed(
@@ -141,10 +141,6 @@ def nobody_answers(addresses: Sequence[str], reasons: Sequence[str]) -> BrokerUn
         f"no broker answers at {', '.join(addresses)}; check that the cluster runs, that the addresses and ports are "
         f"right and that no firewall is between ({'; '.join(reasons)})"
     )
-
-
-def _shortened(reason: str) -> str:
-    return reason.replace(_CLOSED_AT_ONCE, _CLOSED)
 
 
 def in_words(details: str) -> str:
@@ -282,7 +278,7 @@ class Connections:
         self._opened_s[address] = time.monotonic()
         return channel
 
-    async def nobody_answers(self, addresses: Sequence[str], reasons: Sequence[str]) -> BrokerUnavailable:
+    async def unavailable(self, addresses: Sequence[str], reasons: Sequence[str]) -> BrokerUnavailable:
         """As the function. If a listener with TLS closes new connections, it is asked whether the certificate is why.
 
         One of them is asked, as clients may have the addresses of very many brokers.
@@ -291,10 +287,13 @@ class Connections:
         first = next((reason for reason in reasons if reason in closed), None)
         words = "" if first is None else await self._why_refused(closed[first])
         if not words:
-            return nobody_answers(addresses, reasons)
-        told = [f"no connection to {closed[first]}: {words}" if each == first else _shortened(each) for each in reasons]
+            return unavailable(addresses, reasons)
+        told = [
+            f"no connection to {closed[first]}: {words}" if each == first else each.replace(_CLOSED_AT_ONCE, _CLOSED)
+            for each in reasons
+        ]
         if not all(each in closed or each.endswith(_HOPELESS) for each in reasons):
-            return nobody_answers(addresses, told)
+            return unavailable(addresses, told)
         error = CertificateRefused(
             f"no broker at {', '.join(addresses)} takes a connection of this client ({'; '.join(told)})"
         )

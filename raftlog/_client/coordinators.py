@@ -187,7 +187,7 @@ class Coordinators:
             await asyncio.gather(*asking, *done, return_exceptions=True)  # retrieves the exceptions of all
         if refusals:
             raise refusals[0]
-        raise await self._connections.nobody_answers(addresses, reasons or [f"no answer within {_ROUND_S:g} s"])
+        raise await self._connections.unavailable(addresses, reasons or [f"no answer within {_ROUND_S:g} s"])
 
     def _addresses(self) -> list[str]:
         known = [broker.address for broker in self._metadata.view.brokers.values() if not broker.fenced]

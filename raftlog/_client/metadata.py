@@ -462,8 +462,8 @@ class MetadataCache:
             response = await self._inquiry.ask(
                 addresses, request, probes=probes, good_enough=lambda answer: not self.view.is_older(answer)
             )
-        except NobodyAnswers as nobody:
-            self.last_error = await self._connections.nobody_answers(addresses, nobody.reasons)
+        except NobodyAnswers as failure:
+            self.last_error = await self._connections.unavailable(addresses, failure.reasons)
             raise self.last_error from None
         except AuthorizationError as refused:
             self.last_error = refused

@@ -13,6 +13,15 @@ from cryptography.hazmat.primitives import hashes, serialization
 from raftlog.testing.certificates import CA_KEY_FILE, CertificateAuthority
 
 
+class InTwoHours(datetime.datetime):
+    """Takes the place of `datetime` in a module for which certificates of an hour are to have expired."""
+
+    @classmethod
+    def now(cls, tz: datetime.tzinfo | None = None) -> Any:
+        """Return the time in two hours."""
+        return datetime.datetime.now(tz) + datetime.timedelta(hours=2)
+
+
 def revoke(
     authority: CertificateAuthority,
     file: Path,

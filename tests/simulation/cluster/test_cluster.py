@@ -26,11 +26,11 @@ assert LONG_SCHEDULES % CHUNK == 0
 CLOCKS = {"monotonic", "monotonic_ns", "time", "time_ns", "perf_counter", "perf_counter_ns"}
 SDK = ("raftlog._client", "raftlog._core", "raftlog.aio")
 THREADS_OF_THEIR_OWN = {
-    "raftlog._client.background",
+    "raftlog._client.background",  # of the synchronous classes
     "raftlog._client.admin",  # to hash passwords
     "raftlog._client.security",  # with TLS, which no simulation has
 }
-"""Of the synchronous classes, and for the hashing of a password, which are not simulated."""
+"""None of these threads is in a simulation."""
 
 
 @pytest.fixture(scope="module")

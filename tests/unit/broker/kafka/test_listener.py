@@ -41,7 +41,7 @@ from raftlog.testing import CertificateAuthority
 from raftmeta.image import MetadataImage
 from raftmeta.quotas import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, REQUEST_PERCENTAGE, QuotaEntity
 from tests.support.fake_authorizer import FakeAuthorizer
-from tests.support.revocation import revoke
+from tests.support.revocation import InTwoHours, revoke
 from tests.support.scram_parts import Book, Hands
 
 
@@ -804,7 +804,9 @@ class _TlsClient:
             plain.close()
 
 
-def test_no_session_is_resumed_with_a_certificate_that_has_expired_or_was_revoked(tmp_path: Path) -> None:
+def test_no_session_is_resumed_with_a_certificate_that_has_expired_or_was_revoked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     authority = CertificateAuthority(tmp_path)
     server, lasting = authority.issue("server"), authority.issue("lasting")
     files = PemFiles(Names("ca", "certificate", "key"), str(authority.ca_file), str(server))
@@ -816,7 +818,7 @@ def test_no_session_is_resumed_with_a_certificate_that_has_expired_or_was_revoke
 
     async def scenario(bed: Bed) -> None:
         versions = (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3)
-        short = authority.issue("short", lasts=timedelta(seconds=4))
+        short = authority.issue("short", lasts=timedelta(hours=1))
         clients = [
             _TlsClient(authority, certificate, version, bed.listener.port)
             for certificate in (short, lasting)
@@ -825,7 +827,7 @@ def test_no_session_is_resumed_with_a_certificate_that_has_expired_or_was_revoke
         for resumes in (False, True):
             assert [await each.is_served() for each in clients] == [True] * 4
             assert [each.is_resumed for each in clients] == [resumes, False] * 2, "with TLS 1.3 it never is"
-        await asyncio.sleep(4)
+        monkeypatch.setattr("broker.net.revocation.datetime", InTwoHours)
         assert [await each.is_served() for each in clients] == [False, False, True, True]
         revoke(authority, list_file, lasting)
         revoked.refresh()

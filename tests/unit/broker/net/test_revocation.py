@@ -33,7 +33,7 @@ from broker.security.identify import AUTHENTICATE, Identify, Tokens
 from raftlog._client.connections import from_grpc
 from raftlog.errors import AuthenticationFailed, InvalidConfig
 from raftlog.testing.certificates import CertificateAuthority
-from tests.support.revocation import revoke
+from tests.support.revocation import InTwoHours, revoke
 from tests.support.scram_parts import Book, Hands
 
 WAIT_S = 60.0
@@ -472,7 +472,7 @@ async def test_a_call_that_comes_while_a_list_is_read_is_ended_when_the_list_cou
 
 @pytest.mark.parametrize("both", [False, True])
 async def test_no_session_is_resumed_with_a_certificate_that_has_expired_or_was_revoked(
-    both: bool, authority: CertificateAuthority, tmp_path: Path
+    both: bool, authority: CertificateAuthority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At the listener for nodes; with `both` at that for clients, through `EitherFront`."""
     file = revoke(authority, tmp_path / "crl.pem")
@@ -507,10 +507,10 @@ async def test_no_session_is_resumed_with_a_certificate_that_has_expired_or_was_
 
     try:
         authority.issue("lasting", node_ids=[1])
-        authority.issue("short", node_ids=[2], lasts=datetime.timedelta(seconds=4))
+        authority.issue("short", node_ids=[2], lasts=datetime.timedelta(hours=1))
         for is_resumed in (b"false", b"true"):
             assert [await answer_to(name) for name in sessions] == [is_resumed] * 2
-        await asyncio.sleep(4)
+        monkeypatch.setattr("broker.net.revocation.datetime", InTwoHours)
         assert await answer_to("lasting") == b"true"
         await refusal(answer_to("short"), "has expired")
         revoke(authority, file, pem(authority, "lasting"))

@@ -21,7 +21,7 @@ from grpc import aio
 import raftlog.aio
 from raftlog import Admin, Consumer, Producer, StagedWriter
 from raftlog._client import connections as client_connections
-from raftlog._client.connections import CertificateRefused, Connections, TlsFailed, from_grpc, in_words, nobody_answers
+from raftlog._client.connections import CertificateRefused, Connections, TlsFailed, from_grpc, in_words, unavailable
 from raftlog._client.options import AdminOptions, ConsumerOptions, ProducerOptions
 from raftlog._client.security import ChannelTls
 from raftlog._client.stage_options import StageOptions
@@ -346,7 +346,7 @@ async def test_a_broker_that_is_down_does_not_hide_a_refusal(
     async with _server(authority, authority.issue("server"), ask=True) as address:
         closed = f"no connection to {address}: {in_words('failed to connect to all addresses: Socket closed')}"
         for other, is_final in (("connection refused", True), ("it does not answer", False)):
-            error = await connections.nobody_answers([address, NOBODY], [closed, f"no connection to {NOBODY}: {other}"])
+            error = await connections.unavailable([address, NOBODY], [closed, f"no connection to {NOBODY}: {other}"])
             assert isinstance(error, CertificateRefused) == is_final
             assert "no CA in ssl.ca.location has issued it" in str(error)
             assert other in str(error)
@@ -372,7 +372,7 @@ def test_a_producer_does_not_wait_for_ever_for_a_ca_that_is_wrong(
 
 def test_tls_that_fails_everywhere_is_not_waited_for() -> None:
     reason = f"no connection to a:1: {in_words('CERTIFICATE_VERIFY_FAILED: self signed certificate')}"
-    error = nobody_answers(["a:1"], [reason])
+    error = unavailable(["a:1"], [reason])
     assert isinstance(error, TlsFailed)
     assert "check the addresses, security.protocol and ssl.ca.location" in str(error)
-    assert type(nobody_answers(["a:1", "b:1"], [reason, "b:1 did not answer in time"])) is BrokerUnavailable
+    assert type(unavailable(["a:1", "b:1"], [reason, "b:1 did not answer in time"])) is BrokerUnavailable
