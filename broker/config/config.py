@@ -386,6 +386,14 @@ class BrokerConfig(Settings):
         "of a limit or a quota; five times as many at once. Above that, the user is shut out, as with "
         "max.short.stream.rate.",
     )
+    max_transactional_ids_per_user = integer(
+        10_000,
+        minimum=1,
+        maximum=2_147_483_647,
+        own=True,
+        doc="Most transactional ids and sinks that one user has made, of those that this broker coordinates; a new one "
+        "beyond that is refused. User:ANONYMOUS has no limit.",
+    )
     max_streams = integer(
         10_000,
         minimum=1,

@@ -16,6 +16,7 @@ from typing import Protocol, TypeVar
 import pyarrow as pa
 from google.protobuf.message import Message
 
+from broker.coordinator.user_bound import Made
 from raftlog.errors import CorruptRecordError, RaftlogError
 from raftlog.format import BatchHeader, Buffer, Columns, decode_batch, encode_batch, iter_headers, parse_header
 from raftlog.format.small_batch import FEW, encode_few
@@ -77,6 +78,11 @@ class Core(Protocol[CommandT_contra, TopicsT_contra]):
 
     `TopicsT_contra`: its view of the cluster's topics.
     """
+
+    @property
+    def made(self) -> Made:
+        """How many ids each user has made, by the replayed records."""
+        ...
 
     def replay(self, key: bytes, value: bytes | None) -> None:
         """Apply one record.

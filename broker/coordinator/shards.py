@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from typing import ClassVar, Final, Generic, NamedTuple, TypeVar
@@ -18,6 +19,8 @@ from broker.clock import Clock
 from broker.coordinator.core import Core
 from broker.coordinator.groups.topics import Topic
 from broker.coordinator.shard import Shard
+from broker.coordinator.user_bound import UserBound
+from broker.net.interceptors import Rarely
 from broker.partition.partition import Partition
 from broker.server.lease import Lease
 from raftlog.errors import CoordinatorLoadInProgress, CoordinatorNotAvailable, NotCoordinator
@@ -160,6 +163,10 @@ def partition_for(key: str, partitions: int) -> int:
     return (0 if value == _MIN_INT32 else abs(value)) % partitions
 
 
+MAX_OF_USER: Final = 10_000
+"""Ids that a user may make, unless the configuration says otherwise."""
+
+
 class Coordination(NamedTuple):
     """The place where an id is coordinated."""
 
@@ -171,11 +178,13 @@ class Coordinators(ABC, Generic[CommandT, TopicsT]):
     """All shards of one internal topic on this broker.
 
     Wire `on_term` to the registry, and `on_metadata` to the metadata. `TOPIC` is the internal topic's name, `WHAT` what
-    an id is of, for people.
+    an id is of, for people. A user may make `most_of_user` ids; `LIMIT` is the key that says so, `COUNTED` their name.
     """
 
     TOPIC: ClassVar[str]
     WHAT: ClassVar[str]
+    LIMIT: ClassVar[str]
+    COUNTED: ClassVar[str]
 
     def __init__(
         self,
@@ -185,8 +194,14 @@ class Coordinators(ABC, Generic[CommandT, TopicsT]):
         executor: Executor,
         clock: Clock,
         lease: Lease,
+        most_of_user: int = MAX_OF_USER,
     ) -> None:
         self._node_id = node_id
+        self._clock = clock
+        self._logged = Rarely()
+        self.refused_ids = 0
+        """New ids that were refused because their users have made enough."""
+        self.bound = UserBound(self.LIMIT, self.COUNTED, most_of_user, self._made_by, self._refused)
         self._newest_image = image
         self._lease = lease
         self._image = image()
@@ -228,6 +243,25 @@ class Coordinators(ABC, Generic[CommandT, TopicsT]):
     def shards(self) -> list[tuple[int, Shard[CommandT, TopicsT]]]:
         """Return (partition, shard) of all shards on this broker, by partition."""
         return self._shards.shards()
+
+    def made(self) -> Counter[str]:
+        """Return how many ids each user has made, of those that this broker coordinates."""
+        counts: Counter[str] = Counter()
+        for _, shard in self.shards():
+            if shard.core is not None:
+                counts.update(dict(shard.core.made.counts))
+        return counts
+
+    def _made_by(self, user: str) -> int:
+        cores = (shard.core for _, shard in self.shards())
+        return sum(core.made.counts.get(user, 0) for core in cores if core is not None)
+
+    def _refused(self, user: str) -> None:
+        self.refused_ids += 1
+        if self._logged.may_log(user, self._clock.monotonic_ms()):
+            logger.warning(
+                "%s of a user refused", self.COUNTED, extra={"event": "ids_refused", "of": user, "limit": self.LIMIT}
+            )
 
     def awaited(self) -> list[int]:
         """Return the partitions that this broker leads by the metadata, but for which it has no shard yet."""

@@ -11,6 +11,7 @@ An error becomes the code after which a client of that version does the right th
     condition                         clients that know the code      others
     another producer has taken over   PRODUCER_FENCED                 INVALID_PRODUCER_EPOCH: final as well
     the transaction has timed out     TRANSACTION_ABORTABLE           INVALID_PRODUCER_ID_MAPPING: abort, InitProducerId
+    the user has made enough ids      TRANSACTIONAL_ID_AUTHORIZATION_FAILED: final; librdkafka retries POLICY_VIOLATION
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from broker.security.caller import Caller
 from raftlog.errors import (
     FencedMemberEpoch,
     InvalidRequestError,
+    PolicyViolation,
     ProducerFenced,
     RaftlogError,
     StaleMemberEpoch,
@@ -80,6 +82,8 @@ def coordinator_code(api_key: int, version: int, error: RaftlogError) -> int:
         return errors.INVALID_PRODUCER_EPOCH
     if isinstance(error, TransactionAbortable) and version < known.abortable:
         return errors.INVALID_PRODUCER_ID_MAPPING
+    if isinstance(error, PolicyViolation):
+        return errors.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
     return errors.code_of(error, of_coordinator=True)
 
 

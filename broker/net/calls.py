@@ -28,7 +28,7 @@ from broker.security.caller import Caller, caller
 from broker.security.client_listener import UNKNOWN_HOST
 from broker.security.identify import AUTHENTICATE
 from raftlog._client.connections import refuse
-from raftlog._core.security.acls import ANONYMOUS, NODE_PREFIX, USER_PREFIX
+from raftlog._core.security.acls import ANONYMOUS, NODE_PREFIX
 from raftlog.errors import BrokerOverloaded, RaftlogError, ThrottlingQuotaExceeded
 from replication.token_bucket import TokenBucket
 
@@ -325,8 +325,7 @@ class CallLimits(RewrittenHandlers):
         host = who.host or host_of(context.peer())
         if host == UNKNOWN_HOST:
             host = ""
-        user = who.principal if who.principal != ANONYMOUS and who.principal.startswith(USER_PREFIX) else ""
-        return user, host, user or network_of(host)
+        return who.user, host, who.user or network_of(host)
 
     async def _enter_call(self, context: Any) -> None:
         """Count a unary call, or abort it."""

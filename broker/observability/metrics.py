@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, ClassVar, Final, NamedTuple, Protocol
 
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily
@@ -571,6 +571,41 @@ class QuotaMetrics:
         yield streams
 
 
+class Bounded(Protocol):
+    """Coordinators whose users may make so many ids."""
+
+    LIMIT: ClassVar[str]
+    refused_ids: int
+
+    def made(self) -> Mapping[str, int]:
+        """Return how many ids each user has made."""
+        ...
+
+
+class IdMetrics:
+    """A collector: the ids that users make, and those that were refused."""
+
+    def __init__(self, coordinators: Sequence[Bounded]) -> None:
+        self._coordinators = coordinators
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield every family."""
+        most = GaugeMetricFamily(
+            f"{PREFIX}ids_of_one_user",
+            "The most transactional ids and sinks that one user has made, of those that this broker coordinates.",
+            labels=("limit",),
+        )
+        refused = CounterMetricFamily(
+            f"{PREFIX}ids_refused",
+            "New transactional ids and sinks that were refused because their user has made as many as it may.",
+            labels=("limit",),
+        )
+        for each in self._coordinators:
+            most.add_metric([each.LIMIT], max(each.made().values(), default=0))
+            refused.add_metric([each.LIMIT], each.refused_ids)
+        yield from (most, refused)
+
+
 class CertificateMetrics:
     """A collector. `not_after_s`: returns the expiry of the certificate for new connections, in seconds since 1970."""
 
@@ -659,6 +694,7 @@ def catalogue() -> dict[str, list[Described]]:
         "Brokers, for clients with quotas, and limits of connections (quotas.md)": _described(
             QuotaMetrics(list, dict, {})
         ),
+        "Brokers: bounds on what users make": _described(IdMetrics(())),
         "Brokers, for the groups that they coordinate": _described(GroupMetrics(GroupSample)),
     }
 

@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeAlias, TypeVar
 
-from raftlog._core.security.acls import ANONYMOUS
+from raftlog._core.security.acls import ANONYMOUS, USER_PREFIX
 from raftlog.errors import AuthorizationError, TopicAuthorizationFailed
 from raftlog.v1.security_pb2 import Acl
 
@@ -61,6 +61,11 @@ class Caller:
     def version(self) -> object:
         """As `Authorizer.version`."""
         return None if self.authorizer is None else self.authorizer.version
+
+    @property
+    def user(self) -> str:
+        """The user that a bound on users is about; "" for nodes, and for User:ANONYMOUS, which is no single user."""
+        return self.principal if self.principal.startswith(USER_PREFIX) and self.principal != ANONYMOUS else ""
 
     def may(self, operation: Operation, resource: ResourceType, name: str, *, log: bool = True) -> bool:
         """Whether this is allowed; pass `log=False` to filter a list without an audit line for each entry."""

@@ -57,7 +57,14 @@ from broker.net.tls import NodeTls
 from broker.observability.group_lag import GroupLagSampler
 from broker.observability.health import OK, Health
 from broker.observability.leader_offsets import LeaderOffsets
-from broker.observability.metrics import BrokerMetrics, GroupMetrics, LoadMetrics, QuotaMetrics, SecurityMetrics
+from broker.observability.metrics import (
+    BrokerMetrics,
+    GroupMetrics,
+    IdMetrics,
+    LoadMetrics,
+    QuotaMetrics,
+    SecurityMetrics,
+)
 from broker.observability.node import Observability
 from broker.quotas.manager import Charging, QuotaManager
 from broker.replicas.replica_manager import ReplicaManager
@@ -320,6 +327,7 @@ class BrokerRole:
             executor=reads,
             clock=clock,
             lease=self._lease,
+            most_of_user=config.max_transactional_ids_per_user,
         )
         self._verifier = TransactionVerifier(
             config.node_id, self._transactions, self._inter_node_address, clock, to_nodes
@@ -416,6 +424,7 @@ class BrokerRole:
         )
         refused = {"raftlog": self._connections.refused}
         self._observed.registry.register(QuotaMetrics(self._quotas.usage, lambda: refused, self._calls.refused))
+        self._observed.registry.register(IdMetrics((self._transactions,)))
         if security.interceptor is not None or self._config.kafka_security_protocol != PLAINTEXT:
             self._observed.registry.register(SecurityMetrics(self._observed.counters, security.count_authenticated))
         listener = listen_for_clients(server, self._config, self._tls, self._connections, self._clock)

@@ -120,6 +120,9 @@ class ServerKeywords(TypedDict, total=False):
     max_refused_call_rate: int
     """Most calls a second of one user, or of one address whose clients have no login, that are refused because of a
     limit or a quota; five times as many at once. Above that, the user is shut out, as with max.short.stream.rate."""
+    max_transactional_ids_per_user: int
+    """Most transactional ids and sinks that one user has made, of those that this broker coordinates; a new one beyond
+    that is refused. User:ANONYMOUS has no limit."""
     max_streams: int
     """Most produce, fetch and watch streams that this broker serves at a time."""
     max_subscriptions: int

@@ -26,7 +26,7 @@ from raftlog.v1 import group_pb2 as raftlog_dot_v1_dot_group__pb2
 from raftlog.v1 import transaction_pb2 as raftlog_dot_v1_dot_transaction__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$raftlog/v1/transaction_records.proto\x12\nraftlog.v1\x1a\x16raftlog/v1/group.proto\x1a\x1craftlog/v1/transaction.proto\"t\n\x14TransactionRecordKey\x12\x1a\n\x10transactional_id\x18\x01 \x01(\tH\x00\x12\x11\n\x07sink_id\x18\x02 \x01(\tH\x00\x12%\n\x05stage\x18\x03 \x01(\x0b\x32\x14.raftlog.v1.StageKeyH\x00\x42\x06\n\x04kind\"0\n\x08StageKey\x12\x0f\n\x07sink_id\x18\x01 \x01(\t\x12\x13\n\x0bproducer_id\x18\x02 \x01(\x03\"\xdf\x02\n\x10TransactionValue\x12\x13\n\x0bproducer_id\x18\x01 \x01(\x03\x12\x16\n\x0eproducer_epoch\x18\x02 \x01(\x05\x12+\n\x05state\x18\x03 \x01(\x0e\x32\x1c.raftlog.v1.TransactionState\x12\x12\n\ntimeout_ms\x18\x04 \x01(\r\x12\x12\n\nstarted_ms\x18\x05 \x01(\x03\x12\x12\n\nupdated_ms\x18\x06 \x01(\x03\x12/\n\npartitions\x18\x07 \x03(\x0b\x32\x1b.raftlog.v1.TopicPartitions\x12\x11\n\tgroup_ids\x18\x08 \x03(\t\x12\x14\n\x0c\x63lient_epoch\x18\t \x01(\x05\x12\x11\n\ttimed_out\x18\n \x01(\x08\x12*\n\x06\x66ormer\x18\x0b \x01(\x0b\x32\x1a.raftlog.v1.FormerProducer\x12\x1c\n\x14session_epoch_plus_1\x18\x0c \x01(\x05\"=\n\x0e\x46ormerProducer\x12\x13\n\x0bproducer_id\x18\x01 \x01(\x03\x12\x16\n\x0eproducer_epoch\x18\x02 \x01(\x05\"\x9f\x01\n\tSinkValue\x12\x15\n\rlast_batch_id\x18\x01 \x01(\x03\x12\x0e\n\x06target\x18\x02 \x01(\t\x12\x12\n\nupdated_ms\x18\x03 \x01(\x03\x12\x12\n\ncommitting\x18\x04 \x03(\x03\x12\x17\n\x0f\x65xpire_after_ms\x18\x05 \x01(\x04\x12*\n\x06\x66\x65nced\x18\x06 \x03(\x0b\x32\x1a.raftlog.v1.FencedAttempts\"4\n\x0e\x46\x65ncedAttempts\x12\x10\n\x08\x62\x61tch_id\x18\x01 \x01(\x03\x12\x10\n\x08\x61ttempts\x18\x02 \x01(\t\"\xb2\x01\n\nStageValue\x12\x10\n\x08\x62\x61tch_id\x18\x01 \x01(\x03\x12\x16\n\x0eproducer_epoch\x18\x02 \x01(\x05\x12\x12\n\nstarted_ms\x18\x03 \x01(\x03\x12\x12\n\ntimeout_ms\x18\x04 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x05 \x01(\t\x12/\n\npartitions\x18\x06 \x03(\x0b\x32\x1b.raftlog.v1.TopicPartitions\x12\x10\n\x08\x61\x62orting\x18\x07 \x01(\x08\x42R\n\nraftlog.v1P\x01Z\x14raftlog/v1;raftlogv1\xa2\x02\x03RLG\xaa\x02\nRaftlog.V1\xca\x02\nRaftlog\\V1\xea\x02\x0bRaftlog::V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$raftlog/v1/transaction_records.proto\x12\nraftlog.v1\x1a\x16raftlog/v1/group.proto\x1a\x1craftlog/v1/transaction.proto\"t\n\x14TransactionRecordKey\x12\x1a\n\x10transactional_id\x18\x01 \x01(\tH\x00\x12\x11\n\x07sink_id\x18\x02 \x01(\tH\x00\x12%\n\x05stage\x18\x03 \x01(\x0b\x32\x14.raftlog.v1.StageKeyH\x00\x42\x06\n\x04kind\"0\n\x08StageKey\x12\x0f\n\x07sink_id\x18\x01 \x01(\t\x12\x13\n\x0bproducer_id\x18\x02 \x01(\x03\"\xed\x02\n\x10TransactionValue\x12\x13\n\x0bproducer_id\x18\x01 \x01(\x03\x12\x16\n\x0eproducer_epoch\x18\x02 \x01(\x05\x12+\n\x05state\x18\x03 \x01(\x0e\x32\x1c.raftlog.v1.TransactionState\x12\x12\n\ntimeout_ms\x18\x04 \x01(\r\x12\x12\n\nstarted_ms\x18\x05 \x01(\x03\x12\x12\n\nupdated_ms\x18\x06 \x01(\x03\x12/\n\npartitions\x18\x07 \x03(\x0b\x32\x1b.raftlog.v1.TopicPartitions\x12\x11\n\tgroup_ids\x18\x08 \x03(\t\x12\x14\n\x0c\x63lient_epoch\x18\t \x01(\x05\x12\x11\n\ttimed_out\x18\n \x01(\x08\x12*\n\x06\x66ormer\x18\x0b \x01(\x0b\x32\x1a.raftlog.v1.FormerProducer\x12\x1c\n\x14session_epoch_plus_1\x18\x0c \x01(\x05\x12\x0c\n\x04user\x18\r \x01(\t\"=\n\x0e\x46ormerProducer\x12\x13\n\x0bproducer_id\x18\x01 \x01(\x03\x12\x16\n\x0eproducer_epoch\x18\x02 \x01(\x05\"\xad\x01\n\tSinkValue\x12\x15\n\rlast_batch_id\x18\x01 \x01(\x03\x12\x0e\n\x06target\x18\x02 \x01(\t\x12\x12\n\nupdated_ms\x18\x03 \x01(\x03\x12\x12\n\ncommitting\x18\x04 \x03(\x03\x12\x17\n\x0f\x65xpire_after_ms\x18\x05 \x01(\x04\x12*\n\x06\x66\x65nced\x18\x06 \x03(\x0b\x32\x1a.raftlog.v1.FencedAttempts\x12\x0c\n\x04user\x18\x07 \x01(\t\"4\n\x0e\x46\x65ncedAttempts\x12\x10\n\x08\x62\x61tch_id\x18\x01 \x01(\x03\x12\x10\n\x08\x61ttempts\x18\x02 \x01(\t\"\xb2\x01\n\nStageValue\x12\x10\n\x08\x62\x61tch_id\x18\x01 \x01(\x03\x12\x16\n\x0eproducer_epoch\x18\x02 \x01(\x05\x12\x12\n\nstarted_ms\x18\x03 \x01(\x03\x12\x12\n\ntimeout_ms\x18\x04 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x05 \x01(\t\x12/\n\npartitions\x18\x06 \x03(\x0b\x32\x1b.raftlog.v1.TopicPartitions\x12\x10\n\x08\x61\x62orting\x18\x07 \x01(\x08\x42R\n\nraftlog.v1P\x01Z\x14raftlog/v1;raftlogv1\xa2\x02\x03RLG\xaa\x02\nRaftlog.V1\xca\x02\nRaftlog\\V1\xea\x02\x0bRaftlog::V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,13 +39,13 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STAGEKEY']._serialized_start=224
   _globals['_STAGEKEY']._serialized_end=272
   _globals['_TRANSACTIONVALUE']._serialized_start=275
-  _globals['_TRANSACTIONVALUE']._serialized_end=626
-  _globals['_FORMERPRODUCER']._serialized_start=628
-  _globals['_FORMERPRODUCER']._serialized_end=689
-  _globals['_SINKVALUE']._serialized_start=692
-  _globals['_SINKVALUE']._serialized_end=851
-  _globals['_FENCEDATTEMPTS']._serialized_start=853
-  _globals['_FENCEDATTEMPTS']._serialized_end=905
-  _globals['_STAGEVALUE']._serialized_start=908
-  _globals['_STAGEVALUE']._serialized_end=1086
+  _globals['_TRANSACTIONVALUE']._serialized_end=640
+  _globals['_FORMERPRODUCER']._serialized_start=642
+  _globals['_FORMERPRODUCER']._serialized_end=703
+  _globals['_SINKVALUE']._serialized_start=706
+  _globals['_SINKVALUE']._serialized_end=879
+  _globals['_FENCEDATTEMPTS']._serialized_start=881
+  _globals['_FENCEDATTEMPTS']._serialized_end=933
+  _globals['_STAGEVALUE']._serialized_start=936
+  _globals['_STAGEVALUE']._serialized_end=1114
 # @@protoc_insertion_point(module_scope)

@@ -92,6 +92,7 @@ class TransactionValue(_message.Message):
     TIMED_OUT_FIELD_NUMBER: _builtins.int
     FORMER_FIELD_NUMBER: _builtins.int
     SESSION_EPOCH_PLUS_1_FIELD_NUMBER: _builtins.int
+    USER_FIELD_NUMBER: _builtins.int
     producer_id: _builtins.int
     producer_epoch: _builtins.int
     """while ONGOING the transaction's own; after the decision the next one's"""
@@ -108,6 +109,8 @@ class TransactionValue(_message.Message):
     """1 + the epoch that InitProducerId returned to the present owner; 0: it is unknown, or the owner is fenced. A client
     that keeps one epoch for all of its transactions is known by it.
     """
+    user: _builtins.str
+    """the principal that made the id, for max.transactional.ids.per.user; empty: it counts for none"""
     @_builtins.property
     def partitions(self) -> _containers.RepeatedCompositeFieldContainer[_group_pb2.TopicPartitions]:
         """while ONGOING or prepared"""
@@ -133,10 +136,11 @@ class TransactionValue(_message.Message):
         timed_out: _builtins.bool = ...,
         former: Global___FormerProducer | None = ...,
         session_epoch_plus_1: _builtins.int = ...,
+        user: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["former", b"former"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_epoch", b"client_epoch", "former", b"former", "group_ids", b"group_ids", "partitions", b"partitions", "producer_epoch", b"producer_epoch", "producer_id", b"producer_id", "session_epoch_plus_1", b"session_epoch_plus_1", "started_ms", b"started_ms", "state", b"state", "timed_out", b"timed_out", "timeout_ms", b"timeout_ms", "updated_ms", b"updated_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_epoch", b"client_epoch", "former", b"former", "group_ids", b"group_ids", "partitions", b"partitions", "producer_epoch", b"producer_epoch", "producer_id", b"producer_id", "session_epoch_plus_1", b"session_epoch_plus_1", "started_ms", b"started_ms", "state", b"state", "timed_out", b"timed_out", "timeout_ms", b"timeout_ms", "updated_ms", b"updated_ms", "user", b"user"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -179,12 +183,15 @@ class SinkValue(_message.Message):
     COMMITTING_FIELD_NUMBER: _builtins.int
     EXPIRE_AFTER_MS_FIELD_NUMBER: _builtins.int
     FENCED_FIELD_NUMBER: _builtins.int
+    USER_FIELD_NUMBER: _builtins.int
     last_batch_id: _builtins.int
     """-1: none yet"""
     target: _builtins.str
     updated_ms: _builtins.int
     expire_after_ms: _builtins.int
     """the sink may be forgotten this long after updated_ms; 0: sink.expiration.ms"""
+    user: _builtins.str
+    """as TransactionValue.user"""
     @_builtins.property
     def committing(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """producer ids of winners that may lack markers, also of earlier batches"""
@@ -202,10 +209,11 @@ class SinkValue(_message.Message):
         committing: _abc.Iterable[_builtins.int] | None = ...,
         expire_after_ms: _builtins.int = ...,
         fenced: _abc.Iterable[Global___FencedAttempts] | None = ...,
+        user: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["committing", b"committing", "expire_after_ms", b"expire_after_ms", "fenced", b"fenced", "last_batch_id", b"last_batch_id", "target", b"target", "updated_ms", b"updated_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committing", b"committing", "expire_after_ms", b"expire_after_ms", "fenced", b"fenced", "last_batch_id", b"last_batch_id", "target", b"target", "updated_ms", b"updated_ms", "user", b"user"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from broker.coordinator.core import Decision, Notice, Now, Send
+from broker.coordinator.user_bound import Made
 from raftlog.errors import CorruptRecordError
 from raftlog.v1.group_pb2 import HeartbeatAnswer
 
@@ -72,6 +73,7 @@ class Tally:
 
     def __init__(self) -> None:
         self.counts: dict[str, int] = {}
+        self.made = Made()
         self.is_loaded = False
         self.deadline_ms: float | None = None
         self.topics: list[object] = []

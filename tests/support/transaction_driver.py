@@ -35,6 +35,7 @@ from broker.coordinator.transactions.coordinator import TransactionCoordinator
 from broker.coordinator.transactions.listing import Rest
 from broker.coordinator.transactions.records import partition_messages
 from broker.coordinator.transactions.transaction import Sink, Transaction
+from broker.coordinator.user_bound import NO_BOUND, UserBound
 from raftlog.errors import RaftlogError, from_wire
 from raftlog.v1 import transaction_pb2
 
@@ -96,17 +97,31 @@ def hard(core: TransactionCoordinator) -> tuple[dict[str, Transaction], dict[str
 
 
 class TransactionDriver:
-    """Decides, appends and replays at once; markers are written when a test says so."""
+    """Decides, appends and replays at once; markers are written when a test says so.
 
-    def __init__(self, config: TransactionConfig | None = None) -> None:
+    `most_of_user`: transactional ids and sinks that a user may make; None: any number.
+    """
+
+    def __init__(self, config: TransactionConfig | None = None, most_of_user: int | None = None) -> None:
         self.config = config or TransactionConfig()
+        self.refused: list[str] = []
+        """The users that a bound has refused something."""
+        self.bound = NO_BOUND
+        if most_of_user is not None:
+            self.bound = UserBound(
+                "max.transactional.ids.per.user",
+                "transactional ids and sinks",
+                most_of_user,
+                lambda user: self.core.made.counts.get(user, 0),
+                self.refused.append,
+            )
         self.now_ms = 1_000.0
         self.wall_ahead_ms = 0
         self.log: list[tuple[bytes, bytes | None]] = []
         self.token = MarkerToken()
         self.pending: list[PendingMarkers] = []
         self.producer_ids = count(4000)
-        self.core = TransactionCoordinator(self.config, self.token)
+        self.core = TransactionCoordinator(self.config, self.token, self.bound)
         self.core.loaded(self.now)
 
     @property
@@ -117,7 +132,7 @@ class TransactionDriver:
         """Another coordinator has read the log."""
         self.log = list(self.log if log is None else log)
         self.pending.clear()
-        self.core = TransactionCoordinator(self.config, self.token)
+        self.core = TransactionCoordinator(self.config, self.token, self.bound)
         for key, value in self.log:
             self.core.replay(key, value)
         self.core.loaded(self.now)
@@ -173,7 +188,13 @@ class TransactionDriver:
 
     # Producers
 
-    def init(self, transactional_id: str = "x", goes_on: Producer | None = None, timeout_ms: int = 60_000) -> Producer:
+    def init(
+        self,
+        transactional_id: str = "x",
+        goes_on: Producer | None = None,
+        timeout_ms: int = 60_000,
+        user: str = "",
+    ) -> Producer:
         """InitProducerId; with an id of its own where one is needed."""
         request = transaction_pb2.InitProducerIdRequest(
             transactional_id=transactional_id, transaction_timeout_ms=timeout_ms
@@ -181,9 +202,9 @@ class TransactionDriver:
         if goes_on is not None:
             request.producer_id, request.producer_epoch = goes_on.producer_id, goes_on.producer_epoch
         try:
-            answer = self._init(InitProducer(Call(), request))
+            answer = self._init(InitProducer(Call(), request, user=user))
         except NeedsProducerId:
-            answer = self._init(InitProducer(Call(), request, next(self.producer_ids)))
+            answer = self._init(InitProducer(Call(), request, next(self.producer_ids), user=user))
         return Producer(transactional_id, answer.producer_id, answer.producer_epoch)
 
     def _init(self, command: InitProducer) -> transaction_pb2.InitProducerIdResponse:
@@ -255,6 +276,7 @@ class TransactionDriver:
         target: str = "t",
         attempt: str = "",
         timeout_ms: int = 60_000,
+        user: str = "",
     ) -> int:
         """InitStage; returns the stage."""
         request = transaction_pb2.InitStageRequest(
@@ -266,7 +288,7 @@ class TransactionDriver:
             attempt=attempt,
         )
         call = Call()
-        self.submit(InitStage(call, request, next(self.producer_ids)))
+        self.submit(InitStage(call, request, next(self.producer_ids), user))
         answer = call.answer(transaction_pb2.InitStageResponse)
         if answer.HasField("error"):
             raise from_wire(answer.error)
@@ -288,22 +310,22 @@ class TransactionDriver:
         self.submit(AbortStages(call, transaction_pb2.AbortStagesRequest(sink_id=sink_id, producer_ids=producer_ids)))
         call.answer(transaction_pb2.AbortStagesResponse)
 
-    def fence(self, batch_id: int, attempts: str, *producer_ids: int, sink_id: str = "s") -> None:
+    def fence(self, batch_id: int, attempts: str, *producer_ids: int, sink_id: str = "s", user: str = "") -> None:
         """AbortStages, of attempts that are given up for good."""
         call = Call()
         request = transaction_pb2.AbortStagesRequest(
             sink_id=sink_id, producer_ids=producer_ids, fenced_attempts=attempts, batch_id=batch_id
         )
-        self.submit(AbortStages(call, request))
+        self.submit(AbortStages(call, request, user))
         call.answer(transaction_pb2.AbortStagesResponse)
 
-    def commit(self, batch_id: int, *producer_ids: int, sink_id: str = "s", target: str = "t") -> Call:
+    def commit(self, batch_id: int, *producer_ids: int, sink_id: str = "s", target: str = "t", user: str = "") -> Call:
         """CommitBatch; may wait."""
         call = Call()
         request = transaction_pb2.CommitBatchRequest(
             sink_id=sink_id, batch_id=batch_id, target=target, producer_ids=producer_ids
         )
-        self.submit(CommitBatch(call, request))
+        self.submit(CommitBatch(call, request, user))
         return call
 
     def committed(self, batch_id: int, *producer_ids: int, sink_id: str = "s") -> transaction_pb2.CommitBatchResponse:

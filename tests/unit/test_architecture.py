@@ -35,6 +35,7 @@ PURE = [
     "broker/log/transactions.py",
     "broker/quotas/client_quotas.py",
     "broker/coordinator/transactions/",
+    "broker/coordinator/user_bound.py",
     "raftlog/format/",
     "raftlog/_core/",
     "raftlog/_doctor/bundle.py",

@@ -53,6 +53,7 @@ from broker.coordinator.groups.commands import (
 from broker.coordinator.groups.group import Group, Member
 from broker.coordinator.groups.sessions import GroupSessions, Kind, Session, Timers
 from broker.coordinator.groups.topics import TopicsView
+from broker.coordinator.user_bound import Made
 from raftlog.errors import RaftlogError, to_wire
 from raftlog.v1 import group_pb2
 
@@ -339,6 +340,7 @@ class GroupCoordinator:
         assert assignors, "a coordinator needs an assignor"
         self._timers = Timers()
         self._groups: dict[str, Group] = {}
+        self._made = Made()
         self._soft: dict[str, GroupSessions] = {}
         self._watched = WatchedTopics(topics)
         self._context = Context(config, topics, assignors, self._timers, self._watched.is_read, may_upgrade)
@@ -357,6 +359,11 @@ class GroupCoordinator:
     def groups(self) -> Mapping[str, Group]:
         """The groups by id; not to be changed."""
         return self._groups
+
+    @property
+    def made(self) -> Made:
+        """How many groups each user has made."""
+        return self._made
 
     # Records
 

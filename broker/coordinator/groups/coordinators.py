@@ -66,6 +66,8 @@ class GroupCoordinators(Coordinators[Command, TopicsView]):
 
     TOPIC: ClassVar[str] = CONSUMER_OFFSETS
     WHAT: ClassVar[str] = "group"
+    LIMIT: ClassVar[str] = "max.groups.per.user"
+    COUNTED: ClassVar[str] = "groups"
 
     def __init__(
         self,

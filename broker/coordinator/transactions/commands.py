@@ -78,13 +78,14 @@ class InitProducer:
     """Answered with InitProducerIdResponse, or with NeedsProducerId where `new_producer_id` is None and one is needed.
 
     The request has a transactional id: one without is no coordinator's business. `key`: a producer id that is not bound
-    to the transactional id is replaced; None: ids are not bound yet.
+    to the transactional id is replaced; None: ids are not bound yet. `user`: for which a new id counts; "": for none.
     """
 
     to: object
     request: transaction_pb2.InitProducerIdRequest
     new_producer_id: int | None = None
     key: ProducerIdKey | None = None
+    user: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,11 +120,15 @@ class Verify:
 
 @dataclass(frozen=True, slots=True)
 class InitStage:
-    """Answered with InitStageResponse (an error of BATCH_ALREADY_COMMITTED inside), or with NeedsProducerId."""
+    """Answered with InitStageResponse (an error of BATCH_ALREADY_COMMITTED inside), or with NeedsProducerId.
+
+    `user`, of this and of other commands about sinks: for which a new sink counts; "": for none.
+    """
 
     to: object
     request: transaction_pb2.InitStageRequest
     new_producer_id: int | None = None
+    user: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +145,7 @@ class AbortStages:
 
     to: object
     request: transaction_pb2.AbortStagesRequest
+    user: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +154,7 @@ class CommitBatch:
 
     to: object
     request: transaction_pb2.CommitBatchRequest
+    user: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ and returns an `Outcome`: the new state, and the answer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from itertools import count, islice
@@ -22,7 +22,7 @@ from typing import Final, Generic, Protocol, TypeVar, assert_never
 
 from google.protobuf.message import Message
 
-from broker.coordinator.core import Decision, Now, Send
+from broker.coordinator.core import Decision, Now, Record, Send
 from broker.coordinator.transactions import listing, records, staging
 from broker.coordinator.transactions.checks import (
     MAX_GROUPS,
@@ -55,6 +55,7 @@ from broker.coordinator.transactions.commands import (
 from broker.coordinator.transactions.listing import Rest
 from broker.coordinator.transactions.state import HardState, Owner, ParkedAnswers
 from broker.coordinator.transactions.transaction import MAX_EPOCH, NONE, STAGE_EPOCH, Former, Sink, State, Transaction
+from broker.coordinator.user_bound import NO_BOUND, Made, UserBound
 from raftlog.errors import (
     BatchAlreadyCommitted,
     ConcurrentTransactions,
@@ -140,11 +141,18 @@ class Outcome:
 # InitProducerId
 
 
-def init(known: Transaction | None, command: InitProducer, config: TransactionConfig, now_ms: int) -> Outcome:
+def init(
+    known: Transaction | None,
+    command: InitProducer,
+    config: TransactionConfig,
+    now_ms: int,
+    bound: UserBound = NO_BOUND,
+) -> Outcome:
     """Begin or continue a producer's session, with a new epoch and without an open transaction.
 
     Raises:
         InvalidRequestError, InvalidTransactionTimeout: the request is invalid.
+        PolicyViolation: the id is unknown, and its user has made as many as it may.
         NeedsProducerId: the id is unknown, or has no epoch left, or its producer id is not bound to it.
         ConcurrentTransactions: the markers of the last transaction are still being written.
         ProducerFenced, InvalidProducerEpoch, InvalidProducerIdMapping: another producer has taken over.
@@ -158,7 +166,8 @@ def init(known: Transaction | None, command: InitProducer, config: TransactionCo
     if known is None:
         if goes_on:
             raise _unknown(request.transactional_id)
-        return _fresh(command, now_ms)
+        bound.check(command.user)
+        return _fresh(command, now_ms, command.user)
     if goes_on and known.former == (request.producer_id, request.producer_epoch):
         return Outcome(_begun(known))  # it was given a fresh producer id, and has not heard
     present_epoch = _epoch_of(known, request)
@@ -175,7 +184,7 @@ def init(known: Transaction | None, command: InitProducer, config: TransactionCo
     owner = ProducerOwner.transactional(request.transactional_id)
     is_bound = command.key is None or command.key.owns(owner, known.producer_id)
     if epoch > MAX_EPOCH or not is_bound:
-        return _fresh(command, now_ms)
+        return _fresh(command, now_ms, known.user)
     begun = replace(
         known,
         producer_epoch=epoch,
@@ -197,7 +206,7 @@ def _check_goes_on(known: Transaction, request: transaction_pb2.InitProducerIdRe
     check_owner(known, request.transactional_id, request.producer_id, epoch)
 
 
-def _fresh(command: InitProducer, now_ms: int) -> Outcome:
+def _fresh(command: InitProducer, now_ms: int, user: str) -> Outcome:
     if command.new_producer_id is None:
         raise NeedsProducerId(f"transactional id {command.request.transactional_id!r} needs a producer id")
     request = command.request
@@ -209,6 +218,7 @@ def _fresh(command: InitProducer, now_ms: int) -> Outcome:
         updated_ms=now_ms,
         former=Former(request.producer_id, request.producer_epoch) if request.HasField("producer_id") else None,
         session_epoch=0,
+        user=user,
     )
     return Outcome(_begun(begun), begun)
 
@@ -464,11 +474,15 @@ AT_ONCE: Final = 0.0
 
 
 class TransactionCoordinator:
-    """State of the transactions of one shard. `markers`: the token to which PendingMarkers are sent."""
+    """State of the transactions of one shard.
 
-    def __init__(self, config: TransactionConfig, markers: object) -> None:
+    `markers`: the token to which PendingMarkers are sent. `bound`: on the transactional ids and sinks of a user.
+    """
+
+    def __init__(self, config: TransactionConfig, markers: object, bound: UserBound = NO_BOUND) -> None:
         self._config = config
         self._markers = markers
+        self._bound = bound
         self._state = HardState()
         self._undone = self._state.undone
         # For as long as this coordinator lives:
@@ -488,6 +502,11 @@ class TransactionCoordinator:
     def sinks(self) -> Mapping[str, Sink]:
         """By sink id; not to be changed."""
         return self._state.sinks
+
+    @property
+    def made(self) -> Made:
+        """How many transactional ids and sinks each user has made."""
+        return self._state.made
 
     # Records
 
@@ -528,10 +547,10 @@ class TransactionCoordinator:
                 case InitStage() | AddToStage() | CommitBatch():
                     self._decide_sink(command, now, decision)
                 case AbortStages() | LastBatch() | List():
-                    self._go_on(listing.begin(command, self._state, now.wall_ms), decision)
-                    if isinstance(command, AbortStages):
-                        sink = self._sink(command.request.sink_id)
-                        decision.records += staging.fence(sink, command.request, now.wall_ms)
+                    rest = listing.begin(command, self._state, now.wall_ms)
+                    fences = self._fences(command, now) if isinstance(command, AbortStages) else []
+                    self._go_on(rest, decision)
+                    decision.records += fences
                 case _:
                     assert_never(command)
         except RaftlogError as error:
@@ -570,7 +589,7 @@ class TransactionCoordinator:
         known = self._known(transactional_id, now)
         match command:
             case InitProducer():
-                outcome = init(known, command, self._config, now.wall_ms)
+                outcome = init(known, command, self._config, now.wall_ms, self._bound)
             case AddTo():
                 outcome = add(known, command.request, now.wall_ms)
             case End():
@@ -597,11 +616,22 @@ class TransactionCoordinator:
 
     # Sinks
 
-    def _sink(self, sink_id: str) -> Sink:
-        return self._state.sinks.get(sink_id) or Sink(sink_id)
+    def _sink(self, sink_id: str, asked_by: str = "") -> Sink:
+        return self._state.sinks.get(sink_id) or Sink(sink_id, asked_by=asked_by)
+
+    def _check_room(self, sink: Sink, written: Sequence[Record]) -> None:
+        """Check that the user may make the sink, if it is unknown and records of it are to be written."""
+        if sink.is_gone and written:
+            self._bound.check(sink.user)
+
+    def _fences(self, command: AbortStages, now: Now) -> list[Record]:
+        sink = self._sink(command.request.sink_id, command.user)
+        fences = staging.fence(sink, command.request, now.wall_ms)
+        self._check_room(sink, fences)
+        return fences
 
     def _decide_sink(self, command: InitStage | AddToStage | CommitBatch, now: Now, decision: Decision) -> None:
-        sink = self._sink(command.request.sink_id)
+        sink = self._sink(command.request.sink_id, "" if isinstance(command, AddToStage) else command.user)
         match command:
             case InitStage():
                 decision.effects.append(Send(command.to, self._init_stage(sink, command, now, decision)))
@@ -611,6 +641,7 @@ class TransactionCoordinator:
             case CommitBatch():
                 written = {owner.producer_id for owner in self._undone.written if owner.sink_id == sink.sink_id}
                 outcome = staging.commit_batch(sink, command.request, written, now.wall_ms)
+                self._check_room(sink, outcome.records)
                 decision.records = outcome.records
                 missing = [Owner("", sink.sink_id, producer_id) for producer_id in outcome.waits_for]
                 if outcome.records:
@@ -624,7 +655,7 @@ class TransactionCoordinator:
         self, sink: Sink, command: InitStage, now: Now, decision: Decision
     ) -> transaction_pb2.InitStageResponse:
         try:
-            decision.records = staging.init_stage(sink, command, self._config, now.wall_ms)
+            decision.records = staging.init_stage(sink, command, self._config, now.wall_ms, self._bound)
         except BatchAlreadyCommitted as error:
             return transaction_pb2.InitStageResponse(error=to_wire(error), last_batch_id=sink.last_batch_id)
         assert command.new_producer_id is not None, "else it would have been asked for"

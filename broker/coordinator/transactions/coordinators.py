@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from broker.clock import Clock
 from broker.coordinator.internal_topics import TRANSACTION_STATE
-from broker.coordinator.shards import Coordinators
+from broker.coordinator.shards import MAX_OF_USER, Coordinators
 from broker.coordinator.transactions.checks import check_id
 from broker.coordinator.transactions.commands import Command, TransactionConfig
 from broker.coordinator.transactions.coordinator import TransactionCoordinator
@@ -24,6 +24,8 @@ class TransactionCoordinators(Coordinators[Command, object]):
 
     TOPIC: ClassVar[str] = TRANSACTION_STATE
     WHAT: ClassVar[str] = "transactional or sink id"
+    LIMIT: ClassVar[str] = "max.transactional.ids.per.user"
+    COUNTED: ClassVar[str] = "transactional ids and sinks"
 
     def __init__(
         self,
@@ -35,15 +37,16 @@ class TransactionCoordinators(Coordinators[Command, object]):
         executor: Executor,
         clock: Clock,
         lease: Lease,
+        most_of_user: int = MAX_OF_USER,
     ) -> None:
         self._config = config
         self._markers = markers
-        super().__init__(node_id, image, executor=executor, clock=clock, lease=lease)
+        super().__init__(node_id, image, executor=executor, clock=clock, lease=lease, most_of_user=most_of_user)
 
     def _make_core(self, partition: int) -> TransactionCoordinator:
         # Whichever shard of the partition is there when the core has something to tell is the one that runs it.
         return TransactionCoordinator(
-            self._config, MarkerDispatch(self._markers, partial(self._shards.find, partition))
+            self._config, MarkerDispatch(self._markers, partial(self._shards.find, partition)), self.bound
         )
 
     def _topics(self) -> object:

@@ -1,10 +1,12 @@
 """Records of __transaction_state (raftlog/v1/transaction_records.proto): written and read.
 
-Keys are serialized deterministically, since compaction compares their bytes.
+Keys are serialized deterministically, since compaction compares their bytes. Names of users are kept once (`intern`):
+thousands of ids have the same.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 
 from google.protobuf.message import DecodeError
@@ -82,6 +84,7 @@ def transaction_record(transactional_id: str, transaction: Transaction | None) -
             timed_out=transaction.timed_out,
             former=None if former is None else FormerProducer(producer_id=former[0], producer_epoch=former[1]),
             session_epoch_plus_1=transaction.session_epoch + 1,
+            user=transaction.user,
         ),
     )
 
@@ -100,6 +103,7 @@ def sink_record(sink_id: str, head: SinkHead | None) -> Record:
             committing=sorted(head.committing),
             expire_after_ms=head.expire_after_ms,
             fenced=[FencedAttempts(batch_id=fence.batch_id, attempts=fence.attempts) for fence in head.fences],
+            user=head.user,
         ),
     )
 
@@ -174,6 +178,7 @@ def parse_transaction(transactional_id: str, value: bytes) -> Transaction:
             if parsed.HasField("former")
             else None,
             session_epoch=parsed.session_epoch_plus_1 - 1,
+            user=sys.intern(parsed.user),
         )
         _check(not (transaction.is_idle and (transaction.partitions or transaction.group_ids)), "partitions of none")
     except (DecodeError, ValueError) as error:
@@ -194,7 +199,15 @@ def parse_sink(sink_id: str, value: bytes) -> SinkHead:
         raise CorruptRecordError(f"sink {sink_id!r}: {error}") from error
     committing = frozenset(parsed.committing)
     fences = tuple(Fence(each.batch_id, each.attempts) for each in parsed.fenced)
-    return SinkHead(parsed.last_batch_id, parsed.target, parsed.updated_ms, committing, parsed.expire_after_ms, fences)
+    return SinkHead(
+        parsed.last_batch_id,
+        parsed.target,
+        parsed.updated_ms,
+        committing,
+        parsed.expire_after_ms,
+        fences,
+        sys.intern(parsed.user),
+    )
 
 
 def parse_stage(key: StageKey, value: bytes) -> Stage:

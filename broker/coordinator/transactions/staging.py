@@ -25,11 +25,14 @@ from broker.coordinator.transactions.checks import (
 from broker.coordinator.transactions.commands import InitStage, NeedsProducerId, TransactionConfig
 from broker.coordinator.transactions.records import sink_record, stage_record
 from broker.coordinator.transactions.transaction import NONE, Fence, Sink, SinkHead, Stage
+from broker.coordinator.user_bound import NO_BOUND, UserBound
 from raftlog.errors import BatchAlreadyCommitted, BrokerOverloaded, InvalidRequestError, SinkMismatch, StageExpired
 from raftlog.v1 import transaction_pb2
 
 
-def init_stage(sink: Sink, command: InitStage, config: TransactionConfig, now_ms: int) -> list[Record]:
+def init_stage(
+    sink: Sink, command: InitStage, config: TransactionConfig, now_ms: int, bound: UserBound = NO_BOUND
+) -> list[Record]:
     """Begin a stage: the producer id is its name.
 
     Raises:
@@ -38,6 +41,7 @@ def init_stage(sink: Sink, command: InitStage, config: TransactionConfig, now_ms
         BatchAlreadyCommitted: there is nothing left to write.
         StageExpired: its driver has given the attempt up.
         BrokerOverloaded: the sink has as many stages as it may have.
+        PolicyViolation: the sink is unknown, and its user has made as many as it may.
         NeedsProducerId: none was given.
     """
     request = command.request
@@ -62,6 +66,8 @@ def init_stage(sink: Sink, command: InitStage, config: TransactionConfig, now_ms
         raise BrokerOverloaded(
             f"sink {sink.sink_id!r} has {len(sink.stages)} stages that are open or about to go; try again later"
         )
+    if sink.is_gone:
+        bound.check(sink.user)
     if command.new_producer_id is None:
         raise NeedsProducerId(f"a stage of the sink {sink.sink_id!r} needs a producer id")
     assert command.new_producer_id not in sink.stages, "the producer id is new"
@@ -69,7 +75,8 @@ def init_stage(sink: Sink, command: InitStage, config: TransactionConfig, now_ms
     records = [stage_record(sink.sink_id, command.new_producer_id, stage)]
     if sink.target is None:
         fences = sink.head.fences if sink.head is not None else ()
-        records.insert(0, sink_record(sink.sink_id, SinkHead(NONE, request.target, now_ms, fences=fences)))
+        head = SinkHead(NONE, request.target, now_ms, fences=fences, user=sink.user)
+        records.insert(0, sink_record(sink.sink_id, head))
     return records
 
 
@@ -105,7 +112,7 @@ def fence(sink: Sink, request: transaction_pb2.AbortStagesRequest, now_ms: int) 
     """Return the record by which the attempts that a request fences begin no stage; none where the batch is over."""
     if not request.fenced_attempts or request.batch_id <= sink.last_batch_id:
         return []
-    head = sink.head or SinkHead(NONE, "", now_ms)
+    head = sink.head or SinkHead(NONE, "", now_ms, user=sink.user)
     if sink.last_batch_id == NONE:
         head = replace(head, updated_ms=now_ms)
     return [sink_record(sink.sink_id, head.fenced(Fence(request.batch_id, request.fenced_attempts)))]
@@ -162,6 +169,7 @@ def commit_batch(
         winners | kept,
         request.expire_after_ms,
         tuple(each for each in fences if each.batch_id > request.batch_id),
+        sink.user,
     )
     return BatchOutcome(
         transaction_pb2.CommitBatchResponse(last_batch_id=request.batch_id),

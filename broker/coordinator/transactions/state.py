@@ -21,7 +21,12 @@ from google.protobuf.message import Message
 from broker.coordinator.core import Send
 from broker.coordinator.transactions import records
 from broker.coordinator.transactions.commands import PendingMarkers
-from broker.coordinator.transactions.transaction import Sink, Stage, State, Transaction
+from broker.coordinator.transactions.transaction import Sink, SinkHead, Stage, State, Transaction
+from broker.coordinator.user_bound import Made
+
+
+def _user_of(known: Transaction | SinkHead | None) -> str:
+    return "" if known is None else known.user
 
 
 class Owner(NamedTuple):
@@ -112,7 +117,11 @@ class ParkedAnswers:
 
 
 class HardState:
-    """Changed by `replay` alone. Invariant: an owner is in `open`, or owed markers, or neither; never both."""
+    """Changed by `replay` alone.
+
+    Invariants: an owner is in `open`, or owed markers, or neither; never both. `made` counts the transactional ids and
+    the sinks by their users.
+    """
 
     def __init__(self) -> None:
         self.transactions: dict[str, Transaction] = {}
@@ -120,6 +129,7 @@ class HardState:
         self.open: dict[Owner, None] = {}
         """Transactions that are ONGOING, and stages nothing is decided about."""
         self.undone = Undone()
+        self.made = Made()
 
     def replay(self, key: bytes, value: bytes | None) -> None:
         """Apply a record.
@@ -136,6 +146,7 @@ class HardState:
             case "sink_id":
                 head = None if value is None else records.parse_sink(parsed.sink_id, value)
                 sink = self.sinks.setdefault(parsed.sink_id, Sink(parsed.sink_id))
+                self.made.changed(_user_of(sink.head), _user_of(head))
                 sink.head = head
                 for producer_id, stage in sink.stages.items():
                     self._note_stage(sink, producer_id, stage)
@@ -150,6 +161,7 @@ class HardState:
         owner = Owner(transactional_id)
         self.open.pop(owner, None)
         self.undone.completed(owner)
+        self.made.changed(_user_of(self.transactions.get(transactional_id)), _user_of(transaction))
         if transaction is None:
             self.transactions.pop(transactional_id, None)
             return

@@ -101,6 +101,8 @@ class Transaction:
     former: Former | None = None
     """While the producer id is fresh, and its owner may ask for it again: the answer may have been lost."""
     session_epoch: int = NONE
+    user: str = ""
+    """The user that made the id; "": it counts for none."""
 
     @property
     def is_prepared(self) -> bool:
@@ -239,6 +241,8 @@ class SinkHead:
     """0: as long as all sinks."""
     fences: tuple[Fence, ...] = ()
     """Of batches above the last, the newest last."""
+    user: str = ""
+    """The user that made the sink; "": it counts for none."""
 
     def is_old(self, now_ms: int, expiration_ms: int) -> bool:
         """Whether it may be forgotten, given that it has no stages; at once if it has neither committed nor fenced."""
@@ -255,11 +259,17 @@ class SinkHead:
 
 @dataclass(slots=True)
 class Sink:
-    """A sink by its records; `stages` by producer id."""
+    """A sink by its records; `stages` by producer id. `asked_by`: the user that makes it, while it is unknown."""
 
     sink_id: str
     head: SinkHead | None = None
     stages: dict[int, Stage] = field(default_factory=dict)
+    asked_by: str = ""
+
+    @property
+    def user(self) -> str:
+        """The user that made it, or makes it."""
+        return self.asked_by if self.head is None else self.head.user
 
     @property
     def last_batch_id(self) -> int:

@@ -132,12 +132,13 @@ class TransactionService(transaction_pb2_grpc.TransactionServicer):
             except RaftlogError as error:
                 response.error.CopyFrom(to_wire(error))
                 return response
+            user = caller.get().user
             return await self._ask(
                 request.transactional_id,
-                lambda call: InitProducer(call, request, key=key),
+                lambda call: InitProducer(call, request, key=key, user=user),
                 response,
                 context,
-                with_id=lambda call, producer_id: InitProducer(call, request, producer_id, key),
+                with_id=lambda call, producer_id: InitProducer(call, request, producer_id, key, user),
                 owner=ProducerOwner.transactional(request.transactional_id),
             )
         try:
@@ -190,13 +191,14 @@ class TransactionService(transaction_pb2_grpc.TransactionServicer):
 
     async def InitStage(self, request: pb.InitStageRequest, context: Context) -> pb.InitStageResponse:
         """Begin a stage of a sink's batch."""
+        user = caller.get().user
         return await self._ask(
             request.sink_id,
-            lambda call: InitStage(call, request),
+            lambda call: InitStage(call, request, user=user),
             pb.InitStageResponse(producer_id=-1, producer_epoch=-1, last_batch_id=-1),
             context,
             partitions=request.partitions,
-            with_id=lambda call, producer_id: InitStage(call, request, producer_id),
+            with_id=lambda call, producer_id: InitStage(call, request, producer_id, user),
             owner=ProducerOwner.sink(request.sink_id),
         )
 
@@ -212,13 +214,13 @@ class TransactionService(transaction_pb2_grpc.TransactionServicer):
 
     async def AbortStages(self, request: pb.AbortStagesRequest, context: Context) -> pb.AbortStagesResponse:
         """Abort stages of a sink."""
-        response = pb.AbortStagesResponse()
-        return await self._ask(request.sink_id, lambda call: AbortStages(call, request), response, context)
+        response, user = pb.AbortStagesResponse(), caller.get().user
+        return await self._ask(request.sink_id, lambda call: AbortStages(call, request, user), response, context)
 
     async def CommitBatch(self, request: pb.CommitBatchRequest, context: Context) -> pb.CommitBatchResponse:
         """Commit a batch: the winning stages, and no others."""
-        response = pb.CommitBatchResponse(last_batch_id=-1)
-        return await self._ask(request.sink_id, lambda call: CommitBatch(call, request), response, context)
+        response, user = pb.CommitBatchResponse(last_batch_id=-1), caller.get().user
+        return await self._ask(request.sink_id, lambda call: CommitBatch(call, request, user), response, context)
 
     async def LastBatch(self, request: pb.LastBatchRequest, context: Context) -> pb.LastBatchResponse:
         """Return the last batch that a sink has committed, and its open stages."""

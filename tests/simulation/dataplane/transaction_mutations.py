@@ -7,8 +7,9 @@ from tests.simulation.mutations import Mutation, Rewrite
 SCHEDULES = 150
 
 
-def _bug(why: str, *rewrites: Rewrite) -> Mutation:
-    return Mutation(why, rewrites, schedules=SCHEDULES, kind="transactions")
+def _bug(why: str, *rewrites: Rewrite, story: str | None = None) -> Mutation:
+    schedules = SCHEDULES if story is None else 0
+    return Mutation(why, rewrites, schedules=schedules, story=story, kind="transactions")
 
 
 TRANSACTION_MUTATIONS: dict[str, Mutation] = {
@@ -188,5 +189,39 @@ TRANSACTION_MUTATIONS: dict[str, Mutation] = {
             "stage.batch_id <= self.last_batch_id",
             "stage.batch_id < self.last_batch_id",
         ),
+    ),
+    # Bounds of users
+    "any number of transactional ids": _bug(
+        "a user with rights to a prefix makes transactional ids until a coordinator has no memory left",
+        Rewrite("broker.coordinator.transactions.coordinator:init", "bound.check(command.user)", "pass"),
+        story="test_a_user_makes_no_more_transactional_ids_than_it_may",
+    ),
+    "any number of sinks": _bug(
+        "a user that has made as many transactional ids as it may makes sinks instead",
+        Rewrite("broker.coordinator.transactions.staging:init_stage", "bound.check(sink.user)", "pass"),
+        story="test_sinks_count_as_transactional_ids",
+    ),
+    "any number of sinks by fences": _bug(
+        "a user makes sinks without a limit by giving up attempts, or by committing empty batches",
+        Rewrite(
+            "broker.coordinator.transactions.coordinator:TransactionCoordinator._check_room",
+            "if sink.is_gone and written:",
+            "if False:",
+        ),
+        story="test_every_request_that_makes_a_sink_counts",
+    ),
+    "ids that have expired count": _bug(
+        "transactional ids count for their user after they have expired, so that it is refused for good",
+        Rewrite("broker.coordinator.user_bound:Made.changed", "if before:", "if False:"),
+        story="test_what_expires_makes_room",
+    ),
+    "a new producer id hides the user": _bug(
+        "a transactional id counts for no user any more once it has another producer id",
+        Rewrite(
+            "broker.coordinator.transactions.coordinator:init",
+            "return _fresh(command, now_ms, known.user)",
+            "return _fresh(command, now_ms, '')",
+        ),
+        story="test_an_id_counts_for_its_user_whatever_becomes_of_it",
     ),
 }

@@ -11,13 +11,15 @@ Checked as it happens (`Broken` is raised):
     no two transactions share an epoch, and none writes to a partition before the last one's marker is there
     what a producer was told is what was decided; within a second of the decision its markers are there, too
     a batch is committed once, by exactly the stages that one CommitBatch has named; a sink's last batch only rises
-    now and then: the records, compacted up to a random offset, replay to the state of the coordinator
+    now and then: the records, compacted up to a random offset, replay to the state of the coordinator, which counts the
+    ids of each user right
 and after `heal`: no transaction is open, every process has finished, and each partition has the reported outcomes.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
@@ -49,6 +51,8 @@ from tests.support.transaction_driver import WALL_MS, hard, topic_id
 
 PATIENCE_MS = 1_500.0
 PARTITIONS = 4
+USERS = {"x": "User:a", "y": "User:a", "z": "", "s": "User:a", "u": "User:b", "once": "User:b"}
+"""By transactional id or sink; "": a client without a login."""
 
 
 class World:
@@ -254,7 +258,8 @@ class World:
 
         command = make(answered)
         if isinstance(command, InitProducer | InitStage):
-            command = replace(command, new_producer_id=producer_id)
+            name = command.request.transactional_id if isinstance(command, InitProducer) else command.request.sink_id
+            command = replace(command, new_producer_id=producer_id, user=USERS[name])
         self.submit(command)
 
     def _reply(self, resume: Resume, message: Any) -> None:
@@ -391,6 +396,15 @@ class World:
                     f"a replay of the log, compacted up to {upto} of {len(self.log)} records, gives another "
                     "state than the coordinator has"
                 )
+            if other.made.counts != self.core.made.counts:
+                raise Broken(
+                    f"a replay of the log, compacted up to {upto} of {len(self.log)} records, counts the ids of users "
+                    f"as {other.made.counts}, the coordinator as {self.core.made.counts}"
+                )
+        known = [*self.core.transactions.values(), *(sink.head for sink in self.core.sinks.values())]
+        counted = Counter(each.user for each in known if each is not None and each.user)
+        if counted != self.core.made.counts:
+            raise Broken(f"users have made {dict(counted)}, and the coordinator counts {self.core.made.counts}")
 
 
 class Sender:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from broker.coordinator.transactions.records import (
@@ -92,6 +94,12 @@ def test_golden_bytes() -> None:
     fenced = SinkHead(2, "t", 9, fences=(Fence(3, "run"),))
     assert sink_record("s", fenced)[1] == bytes.fromhex("08021201741809" + "320708031203") + b"run"
     assert parse_sink("s", bytes.fromhex("08021201741809" + "320708031203") + b"run") == fenced
+    assert transaction_record("x", replace(fresh, user="User:a"))[1] == bytes.fromhex(
+        "08071801" + "20e0d403" + "3009" + "48ffffffffffffffffff01" + "5a0408041003" + "6a06557365723a61"
+    )
+    made = SinkHead(5, "t", 9, user="User:a")
+    assert sink_record("s", made)[1] == bytes.fromhex("08051201741809" + "3a06557365723a61")
+    assert parse_sink("s", bytes.fromhex("08051201741809" + "3a06557365723a61")) == made
     assert stage_record("s", 7, Stage(5, 8, 1000, "1.0", frozenset({(ID, 1)}), True)) == (
         bytes.fromhex("1a050a01731007"),
         bytes.fromhex("0805180820e8072a03312e30" + "32150a10") + ID + bytes.fromhex("1a0101" + "3801"),

@@ -1,0 +1,123 @@
+"""Stories of users that make more ids than they may: each planted bug that lets them is noticed here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+
+from broker.coordinator.transactions.commands import InitProducer, TransactionConfig
+from raftlog.errors import PolicyViolation
+from raftlog.v1 import transaction_pb2
+from raftmeta.producer_ids import ProducerIdKey
+from tests.simulation.parts import Parts
+from tests.support.transaction_driver import Call, TransactionDriver
+
+TENANT, OTHER = "User:tenant", "User:other"
+IDLE_MS = 60_000
+
+
+@pytest.fixture(name="parts")
+def _parts() -> Parts:
+    return Parts()
+
+
+def driver_with(most: int) -> TransactionDriver:
+    config = TransactionConfig(id_expiration_ms=IDLE_MS, expiration_check_interval_ms=1_000)
+    return TransactionDriver(config, most_of_user=most)
+
+
+def is_refused(driver: TransactionDriver, ask: Callable[[], object]) -> bool:
+    """Whether a request is refused; then nothing of it may be left."""
+    before = list(driver.log), set(driver.core.transactions), set(driver.core.sinks)
+    try:
+        ask()
+    except PolicyViolation:
+        after = list(driver.log), set(driver.core.transactions), set(driver.core.sinks)
+    else:
+        return False
+    assert after == before, "a refused request must change nothing"
+    return True
+
+
+def is_id_refused(driver: TransactionDriver, transactional_id: str) -> bool:
+    """Whether the tenant is refused a transactional id."""
+    return is_refused(driver, partial(driver.init, transactional_id, user=TENANT))
+
+
+def test_a_user_makes_no_more_transactional_ids_than_it_may(parts: Parts) -> None:
+    """What it has made it can use, also where it takes over from itself; and other users do not notice."""
+    driver = driver_with(2)
+    driver.init("a", user=TENANT)
+    producer = driver.init("b", user=TENANT)
+    assert is_id_refused(driver, "c"), "a third transactional id must be refused"
+    assert driver.refused == [TENANT]
+    driver.add(producer, 0)
+    driver.ended(producer)
+    assert driver.init("a", user=TENANT).producer_epoch == 1
+    for number in range(3):
+        driver.init(f"without a login {number}")
+    driver.init("c", user=OTHER)
+    driver.init("c", user=TENANT)  # an existing one, whosever it is
+    driver.restart()
+    assert is_id_refused(driver, "d"), "the next coordinator must count what was made before"
+    assert driver.core.made.counts == {TENANT: 2, OTHER: 1}
+
+
+def test_sinks_count_as_transactional_ids(parts: Parts) -> None:
+    driver = driver_with(2)
+    driver.init("a", user=TENANT)
+    stage = driver.init_stage(0, sink_id="s", user=TENANT)
+    assert is_refused(driver, partial(driver.init_stage, 0, sink_id="u", user=TENANT)), "a second sink must be refused"
+    assert is_id_refused(driver, "b"), "a sink must count as a transactional id"
+    driver.init_stage(0, sink_id="s", user=TENANT)
+    assert driver.committed(0, stage).last_batch_id == 0
+    driver.restart()
+    assert driver.core.made.counts == {TENANT: 2}
+
+
+def test_every_request_that_makes_a_sink_counts(parts: Parts) -> None:
+    driver = driver_with(2)
+    driver.fence(0, "q/", sink_id="fenced", user=TENANT)
+    driver.commit(0, sink_id="empty", user=TENANT).answer(transaction_pb2.CommitBatchResponse)
+    assert driver.core.made.counts == {TENANT: 2}
+
+    def commit() -> None:
+        driver.commit(0, sink_id="third", user=TENANT).answer(transaction_pb2.CommitBatchResponse)
+
+    assert is_refused(driver, commit), "a sink must not be made by an empty batch"
+    fence = partial(driver.fence, 0, "q/", *range(1_000), sink_id="third", user=TENANT)
+    assert is_refused(driver, fence), "a sink must not be made by giving up attempts"
+    driver.abort_stages(*range(1_000), sink_id="third")  # writes nothing about an unknown sink
+    driver.fence(1, "q/", sink_id="fenced", user=TENANT)
+    driver.restart()
+    assert driver.core.made.counts == {TENANT: 2}
+
+
+def test_what_expires_makes_room(parts: Parts) -> None:
+    driver = driver_with(2)
+    driver.init("a", user=TENANT)
+    driver.init_stage(0, sink_id="s", user=TENANT, timeout_ms=1_000)
+    assert is_id_refused(driver, "b")
+    driver.wait(2_000)
+    driver.write_markers()
+    driver.wait(IDLE_MS + 2_000)
+    assert not driver.core.transactions
+    assert not driver.core.sinks
+    assert not is_id_refused(driver, "b"), "ids that have expired must not count"
+    driver.restart()
+    assert driver.core.made.counts == {TENANT: 1}
+
+
+def test_an_id_counts_for_its_user_whatever_becomes_of_it(parts: Parts) -> None:
+    """It takes another producer id here, since that of before is not bound to it; and another user takes it over."""
+    driver = driver_with(1)
+    producer = driver.init("a", user=TENANT)
+    call = Call()
+    request = transaction_pb2.InitProducerIdRequest(transactional_id="a", transaction_timeout_ms=1)
+    driver.submit(InitProducer(call, request, 9_000, ProducerIdKey(b"k" * 32, 0), OTHER))
+    assert call.answer(transaction_pb2.InitProducerIdResponse).producer_id == 9_000 != producer.producer_id
+    assert is_id_refused(driver, "b"), "an id with another producer id must count as before"
+    driver.restart()
+    assert driver.core.made.counts == {TENANT: 1}
