@@ -162,7 +162,10 @@ def _lock(arguments: list[str]) -> int:
     """update the lock files from pyproject.toml: ./dev lock [--upgrade]"""
     if arguments not in ([], ["--upgrade"]):
         raise StepFailed(f"lock takes --upgrade or nothing, not {' '.join(arguments)}")
+    environment.ensure()
     uv = environment.VENV / "bin" / "uv"
+    if not uv.exists():
+        raise StepFailed("lock needs uv, and there is no wheel of it for this platform")
     compile_lock: list[str | Path] = [
         *(uv, "pip", "compile", "--quiet", "--universal", "--python-version", "3.11", "--generate-hashes"),
         *(

@@ -11,6 +11,7 @@ nothing to do takes a few milliseconds.
 
 from __future__ import annotations
 
+import ast
 import fcntl
 import hashlib
 import json
@@ -21,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import venv
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -39,6 +40,21 @@ _LOG = VENV / "raftlog-setup.log"
 _STEPS = ("venv", "packages", "java", "project")
 _BUILD_BACKENDS = ("setuptools",)
 """Installed before the rest, because some packages exist only as source; their build tools are locked too."""
+_INSTALLER = "uv"
+"""Installs the rest in a third of pip's time (docs/adr/0045-uv-installs-the-lock-file.md)."""
+_HASHED = ("--require-hashes", "--no-deps")
+_UV_NAMES = {
+    "index-url": "UV_DEFAULT_INDEX",
+    "extra-index-url": "UV_INDEX",
+    "find-links": "UV_FIND_LINKS",
+    "trusted-host": "UV_INSECURE_HOST",
+    "default-timeout": "UV_HTTP_TIMEOUT",
+    "timeout": "UV_HTTP_TIMEOUT",
+    "cert": "SSL_CERT_FILE",
+    "client-cert": "SSL_CLIENT_CERT",
+    "proxy": "ALL_PROXY",
+}
+"""Settings of pip that say where packages come from, each with uv's variable for it; uv does not read pip's files."""
 
 
 def _digest(*parts: str | bytes | Path) -> str:
@@ -161,12 +177,59 @@ def locked_blocks(lock: Path) -> dict[str, str]:
 
 def _install_packages(progress: Progress) -> None:
     blocks = locked_blocks(LOCK)
-    progress.say(f"{len(blocks)} packages from {LOCK.name} (PySpark alone is 450 MB)")
-    with tempfile.NamedTemporaryFile("w", suffix=".txt") as first:
-        first.write("".join(blocks[name] for name in _BUILD_BACKENDS))
-        first.flush()
-        _pip(progress, "--require-hashes", "--no-deps", "--requirement", first.name)
-    _pip(progress, "--require-hashes", "--no-deps", "--no-build-isolation", "--requirement", str(LOCK))
+    title = f"{len(blocks)} packages from {LOCK.name} (PySpark alone is 450 MB)"
+    progress.say(title)
+
+    def pip(names: Iterable[str], *options: str) -> None:
+        with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
+            file.write("".join(blocks[name] for name in names))
+            file.flush()
+            _pip(progress, *_HASHED, *options, "--requirement", file.name)
+
+    pip(_BUILD_BACKENDS, "--only-binary", ":all:")
+    try:
+        pip([_INSTALLER], "--only-binary", ":all:")
+        _uv(progress)
+    except StepFailed as error:
+        with _LOG.open("a") as log:
+            log.write(f"{error}\n")
+        progress.say(f"{title}, by pip, because uv cannot install them here ({_LOG.name} says why)")
+        pip(blocks.keys() - {_INSTALLER}, "--no-build-isolation")
+
+
+def _uv(progress: Progress) -> None:
+    """Install the whole lock file; nothing is compiled, since each module is when it is first imported."""
+    settings = subprocess.run(
+        [str(PYTHON), "-P", "-m", "pip", "config", "list"], capture_output=True, text=True, check=False, cwd=ROOT
+    ).stdout
+    variables = uv_variables(settings)
+    uv = VENV / "bin" / _INSTALLER
+    command = [str(uv), "pip", "install", "--python", str(PYTHON), *_HASHED, "--no-build-isolation", "--no-progress"]
+    # Like pip, take what any of several indexes has: the hashes say which files are meant.
+    command += ["--index-strategy", "unsafe-best-match", "--requirement", str(LOCK)]
+    run_logged(progress, command, log=_LOG, cwd=ROOT, environment={**variables, **os.environ})
+
+
+def uv_variables(settings: str) -> dict[str, str]:
+    """Translate the output of `pip config list` to variables of uv: `install` wins, and the environment over both.
+
+    Raises:
+        StepFailed: uv has no such variable.
+    """
+    found: dict[str, dict[str, str]] = {"global": {}, "install": {}, ":env:": {}}
+    for line in settings.splitlines():
+        name, equals, value = line.partition("=")
+        section, _, key = name.rpartition(".")
+        if equals and section in found:
+            found[section][key] = str(ast.literal_eval(value))
+    merged = {key: value for section in found.values() for key, value in section.items()}
+    if merged.get("no-index", "false").lower() not in ("0", "false", "no", "off", ""):
+        raise StepFailed("pip is told to use no index, and no variable tells uv so")
+    return {
+        _UV_NAMES[key]: ("," if key == "find-links" else " ").join(value.split())
+        for key, value in merged.items()
+        if key in _UV_NAMES
+    }
 
 
 def _set_up_java(progress: Progress) -> str:

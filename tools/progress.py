@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
@@ -66,8 +67,12 @@ class Progress:
             sys.stderr.flush()
 
 
-def run_logged(progress: Progress, command: list[str], *, log: Path, cwd: Path) -> None:
+def run_logged(
+    progress: Progress, command: list[str], *, log: Path, cwd: Path, environment: Mapping[str, str] | None = None
+) -> None:
     """Run `command` with its output in `log`, and its last line as the progress' detail.
+
+    Without `environment` it has this process's.
 
     Raises:
         StepFailed: its exit code is not 0; the message has the end of the output.
@@ -78,6 +83,7 @@ def run_logged(progress: Progress, command: list[str], *, log: Path, cwd: Path) 
         subprocess.Popen(
             command,
             cwd=cwd,
+            env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -129,6 +129,59 @@ def test_the_lock_falls_into_its_entries(tmp_path: Path) -> None:
     }
 
 
+def test_uv_gets_packages_from_where_pip_does() -> None:
+    settings = """\
+:env:.find-links='/wheels /more'
+:env:.index-url='https://name:word@third.example/simple'
+global.cert='/certificates.pem'
+global.extra-index-url='\\nhttps://fourth.example/simple\\nhttps://fifth.example/simple'
+global.index-url='https://first.example/simple'
+global.no-index='false'
+install.index-url='https://second.example/simple'
+install.no-compile='true'
+"""
+    assert environment.uv_variables(settings) == {
+        "UV_DEFAULT_INDEX": "https://name:word@third.example/simple",
+        "UV_INDEX": "https://fourth.example/simple https://fifth.example/simple",
+        "UV_FIND_LINKS": "/wheels,/more",
+        "SSL_CERT_FILE": "/certificates.pem",
+    }
+
+
+@pytest.mark.parametrize("fails", ["its wheel", "its run", "no-index"])
+def test_pip_installs_where_uv_cannot(
+    fails: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    commands: list[list[str]] = []
+
+    def pip(progress: Progress, *arguments: str) -> None:
+        lock = Path(arguments[arguments.index("--requirement") + 1])
+        commands.append([*arguments[: arguments.index("--requirement")], *sorted(environment.locked_blocks(lock))])
+        if fails == "its wheel" and "uv" in commands[-1]:
+            raise StepFailed("no wheel for this platform")
+
+    lock = tmp_path / "requirements.lock"
+    lock.write_text("setuptools==1 \\\n    --hash=1\nuv==1 \\\n    --hash=1\nnumpy==1 \\\n    --hash=1\n")
+    for name, value in {"_pip": pip, "LOCK": lock, "VENV": tmp_path, "_LOG": tmp_path / "log"}.items():
+        monkeypatch.setattr(environment, name, value)
+    monkeypatch.setattr(environment, "PYTHON", Path(sys.executable))
+    monkeypatch.setenv("PIP_NO_INDEX", str(fails == "no-index"))
+    uv = tmp_path / "bin" / "uv"
+    uv.parent.mkdir()
+    uv.write_text("#!/bin/sh\necho no such option\nexit 2\n")
+    uv.chmod(0o755)
+    environment._install_packages(Progress("test"))
+    hashed = ["--require-hashes", "--no-deps"]
+    assert commands == [
+        [*hashed, "--only-binary", ":all:", "setuptools"],
+        [*hashed, "--only-binary", ":all:", "uv"],
+        [*hashed, "--no-build-isolation", "numpy", "setuptools"],
+    ]
+    assert "by pip, because uv cannot install them here" in capsys.readouterr().err
+    why = {"its wheel": "no wheel for this platform", "its run": "no such option", "no-index": "use no index"}[fails]
+    assert why in (tmp_path / "log").read_text()
+
+
 def test_an_old_python_is_told_what_is_needed() -> None:
     """`dev` itself has to stay readable for old Pythons: it compiles with the oldest grammar that `ast` offers."""
     ast.parse((ROOT / "dev").read_text(), feature_version=(3, 4))
