@@ -338,8 +338,8 @@ class ProducerOptions(Settings, ClientOptions):
         64 << 10,
         minimum=1,
         maximum=_MAX_INT32,
-        doc="Bytes at which a batch is full, before compression; four times as many while batches of an idempotent "
-        "producer wait behind those in flight.",
+        doc="Bytes at which a batch is full, before compression. While batches of an idempotent producer wait behind "
+        "those in flight, up to four times as many, and up to sixteen times for records without key and partition.",
     )
     buffer_memory = size_bytes(
         64 << 20,

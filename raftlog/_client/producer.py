@@ -2195,12 +2195,14 @@ class ProducerEngine:
                 queue = queues.queue_for(key, partition)
                 batch = accumulator.open_batch_for(queue, size)
             if batch is None and queue.open is None:
-                in_turn = queues.takes_turns and key is None and partition is None
-                batch = accumulator.open(queue, size, monotonic_ms(), in_turn=in_turn)
+                in_turn = key is None and partition is None and not queues.custom
+                backlog = queues.sticky_backlog_bytes if in_turn else None
+                batch = accumulator.open(queue, size, monotonic_ms(), sticky_backlog_bytes=backlog)
             elif batch is None:  # the batch of the next sticky partition is nearly full: stay with this one
                 assert full is not None
                 queue = full.queue
-                batch = accumulator.open(queue, size, monotonic_ms(), in_turn=True)
+                backlog = queues.sticky_backlog_bytes
+                batch = accumulator.open(queue, size, monotonic_ms(), sticky_backlog_bytes=backlog)
         index = batch.append(value, key, headers, timestamp_ms, size)
         if queue.partition == queues.sticky and not queues.custom:
             if batch.keys is None and batch.headers is None:

@@ -608,6 +608,11 @@ class PartitionQueue:
         self.waiting.append(batch)
 
     @property
+    def is_crowded(self) -> bool:
+        """Whether a further batch would wait even if all that may be in flight were."""
+        return len(self.waiting) >= BATCHES_REMEMBERED
+
+    @property
     def busy(self) -> bool:
         """Whether any closed batch is unsent or unanswered."""
         return bool(self.waiting or self.in_flight or self.refused)
@@ -856,9 +861,16 @@ class TopicQueues:
         return self.queues[partition]
 
     @property
-    def takes_turns(self) -> bool:
-        """Whether records without partition and key go to several partitions in turn."""
-        return self._partitioner is None and len(self._available) > 1
+    def sticky_backlog_bytes(self) -> int:
+        """The bytes that wait for each partition, at least; 0 while the queue of any is not crowded.
+
+        It bounds the batch of the sticky partition. So all partitions get larger batches in turn, and that of a slow
+        broker no more than others (KIP-794).
+        """
+        queues = [self.queues[partition] for partition in self._available]
+        if not all(queue.is_crowded for queue in queues):
+            return 0
+        return min(sum(batch.size_bytes for batch in queue.waiting) for queue in queues)
 
     @property
     def custom(self) -> bool:
@@ -890,8 +902,10 @@ class TopicQueues:
             )
 
 
-CROWDED_FACTOR: Final = 4
-"""A batch that is opened while `BATCHES_REMEMBERED` others wait may grow to this many times `batch.size`."""
+CROWDED_GROWTH: Final = 4
+"""A batch that is opened in a crowded queue (`PartitionQueue.is_crowded`) may grow to this many times `batch.size`."""
+STICKY_GROWTH: Final = 16
+"""The same for the sticky partition's batch. A topic has only one, so it may take more of `buffer.memory`."""
 HURRIED: Final = float("-inf")
 """The `linger_until_ms` of a batch that must close now, even in a crowded queue."""
 
@@ -966,17 +980,23 @@ class Accumulator:
         batch = queue.open
         return batch if batch is not None and batch.size_bytes + size <= batch.limit_bytes else None
 
-    def open(self, queue: PartitionQueue, size: int, now_ms: float, *, in_turn: bool = False) -> Batch:
+    def open(
+        self, queue: PartitionQueue, size: int, now_ms: float, *, sticky_backlog_bytes: int | None = None
+    ) -> Batch:
         """Open a batch for a record of this size; the caller has closed the previous one and asked `has_room`.
 
-        `in_turn`: the partition was chosen as the sticky one. Its batch may not grow while the broker is slow
-        (KIP-794).
+        In a crowded queue it may be larger than `batch.size`, as few large batches cost less than many small ones.
+
+        `sticky_backlog_bytes`: of a batch of the sticky partition, `TopicQueues.sticky_backlog_bytes`. The batch may
+        grow to half of it: it goes out later than all that, and partitions stay about as full as each other.
         """
         assert queue.open is None
         reservation = self._reservation(size)
-        if queue.numbering is not None and len(queue.waiting) >= BATCHES_REMEMBERED and not in_turn:
-            # A further batch would wait behind those that may be in flight, so one larger batch is better.
-            larger = min(CROWDED_FACTOR * self.config.batch_size_bytes, self.config.max_request_size_bytes)
+        if queue.numbering is not None and queue.is_crowded:
+            larger = CROWDED_GROWTH * self.config.batch_size_bytes
+            if sticky_backlog_bytes is not None:
+                larger = min(sticky_backlog_bytes // 2, STICKY_GROWTH * self.config.batch_size_bytes)
+            larger = min(larger, self.config.max_request_size_bytes)
             if self.used_bytes + larger <= self.config.buffer_memory_bytes:
                 reservation = max(reservation, larger)
         batch = Batch(
@@ -1028,7 +1048,7 @@ class Accumulator:
 
     @staticmethod
     def _is_crowded(batch: Batch) -> bool:
-        return len(batch.queue.waiting) >= BATCHES_REMEMBERED and batch.linger_until_ms > HURRIED
+        return batch.queue.is_crowded and batch.linger_until_ms > HURRIED
 
     def open_batches(self) -> Iterator[Batch]:
         """Yield every open batch, the oldest first."""

@@ -12,18 +12,21 @@ from hypothesis import strategies as st
 from raftlog._core.accumulator import (
     BATCH_BYTES,
     BATCHES_REMEMBERED,
-    CROWDED_FACTOR,
+    CROWDED_GROWTH,
     LAST_EPOCH,
     NO_NUMBER,
     SEQUENCES,
+    STICKY_GROWTH,
     Accumulator,
     AccumulatorConfig,
     Batch,
     Number,
     Numbering,
     PartitionQueue,
+    TopicQueues,
     record_bytes,
 )
+from raftlog._core.cluster import PartitionView, TopicView
 from raftlog.errors import BrokerUnavailable, CorruptRecordError, DeliveryTimeout, FencedLeaderEpoch, MessageTooLarge
 from raftlog.format import Codec, Columns, decode_batch, encode_batch, parse_batch, parse_header, stamp_producer
 from raftlog.types import Header
@@ -117,7 +120,7 @@ def test_batches_linger_in_order_and_flush_closes_all() -> None:
 def behind_a_backlog(acc: Accumulator, queue: PartitionQueue) -> Batch:
     """Return an open batch that has lingered (until 5.0) behind five closed ones."""
     for _ in range(BATCHES_REMEMBERED):
-        acc.close(acc.open(queue, 10, 0, in_turn=True))
+        acc.close(acc.open(queue, 10, 0))
     return acc.open(queue, 10, 0)
 
 
@@ -426,10 +429,39 @@ def test_at_most_five_batches_are_in_flight() -> None:
 
 def test_batches_that_would_only_wait_are_larger_instead() -> None:
     accumulator, queue, _ = queue_with(*[1] * BATCHES_REMEMBERED)
-    assert accumulator.open(queue, 10, 0).limit_bytes == CROWDED_FACTOR * CONFIG.batch_size_bytes
+    assert accumulator.open(queue, 10, 0).limit_bytes == CROWDED_GROWTH * CONFIG.batch_size_bytes
     take(queue)
     accumulator.close_all()
     assert accumulator.open(queue, 10, 0).limit_bytes == CONFIG.batch_size_bytes
+
+
+def test_the_sticky_batch_grows_to_half_of_the_least_backlog_while_every_partition_is_crowded() -> None:
+    accumulator = Accumulator(CONFIG)
+    view = TopicView("t", b"i" * 16, (PartitionView(0, 1, 0), PartitionView(1, 1, 0), PartitionView(2, -1, 0)))
+    topic = TopicQueues(view, None, idempotent=True)
+    one, other, _ = topic.queues
+
+    def wait(queue: PartitionQueue, batches: int, size: int) -> None:
+        for _ in range(batches):
+            batch = accumulator.open(queue, size, 0)
+            batch.append(b"", None, (), 1, size)
+            accumulator.close(batch)
+
+    def limit(queue: PartitionQueue) -> int:
+        batch = accumulator.open(queue, 10, 0, sticky_backlog_bytes=topic.sticky_backlog_bytes)
+        found = batch.limit_bytes
+        accumulator.close(batch)
+        queue.waiting.remove(batch)
+        accumulator.release(batch)
+        return found
+
+    wait(one, 40, 1000)
+    assert limit(one) == CONFIG.batch_size_bytes, "a slow broker's partition must not get more than others"
+    wait(other, BATCHES_REMEMBERED, 1000)
+    half = sum(batch.size_bytes for batch in other.waiting) // 2
+    assert CONFIG.batch_size_bytes < half == limit(one) == limit(other)
+    wait(other, 40, 1000)
+    assert limit(one) == STICKY_GROWTH * CONFIG.batch_size_bytes
 
 
 def test_nothing_is_sent_that_would_make_the_broker_forget_what_is_not_answered() -> None:
