@@ -135,8 +135,8 @@ class ProducerKeywords(CommonKeywords, total=False):
     linger_ms: float | None
     """How long a batch waits for more records; a call that waits for its delivery, or flush, sends it at once."""
     batch_size: int | str | None
-    """Bytes at which a batch is full, before compression; four times as many while batches of an idempotent producer
-    wait behind those in flight."""
+    """Bytes at which a batch is full, before compression. While batches of an idempotent producer wait behind those in
+    flight, up to four times as many, and up to sixteen times for records without key and partition."""
     buffer_memory: int | str | None
     """Bytes of unacknowledged records at which `send` waits."""
     max_block_ms: int | str | None
@@ -176,8 +176,8 @@ class StageKeywords(CommonKeywords, total=False):
     linger_ms: float | None
     """How long a batch waits for more records; a call that waits for its delivery, or flush, sends it at once."""
     batch_size: int | str | None
-    """Bytes at which a batch is full, before compression; four times as many while batches of an idempotent producer
-    wait behind those in flight."""
+    """Bytes at which a batch is full, before compression. While batches of an idempotent producer wait behind those in
+    flight, up to four times as many, and up to sixteen times for records without key and partition."""
     buffer_memory: int | str | None
     """Bytes of unacknowledged records at which `send` waits."""
     max_block_ms: int | str | None
