@@ -20,7 +20,7 @@ from raftlog_demo import flights as flight_data
 
 import raftlog
 from raftlog.testing import Cluster
-from tests.support.spark_session import JVM_OPTIONS
+from tests.support.spark_session import JVM_OPTIONS, spark_home
 
 pytestmark = pytest.mark.spark("own")
 _ROOT = Path(__file__).resolve().parents[2]
@@ -65,6 +65,7 @@ class Example:
             "PATH": os.pathsep.join(path),
             "PYSPARK_SUBMIT_ARGS": f"--properties-file {conf} pyspark-shell",
             "PYTHONPATH": os.pathsep.join((str(_ROOT), str(_ROOT / "spark"))),
+            "SPARK_HOME": str(spark_home()),
         }
 
     def start(self) -> subprocess.Popen[str]:
