@@ -394,6 +394,14 @@ class BrokerConfig(Settings):
         doc="Most transactional ids and sinks that one user has made, of those that this broker coordinates; a new one "
         "beyond that is refused. User:ANONYMOUS has no limit.",
     )
+    max_groups_per_user = integer(
+        10_000,
+        minimum=1,
+        maximum=2_147_483_647,
+        own=True,
+        doc="Most groups that one user has made, of those that this broker coordinates; a new one beyond that is "
+        "refused. User:ANONYMOUS has no limit.",
+    )
     max_streams = integer(
         10_000,
         minimum=1,

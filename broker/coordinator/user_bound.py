@@ -79,8 +79,8 @@ class UserBound:
             self._refused(user)
             raise PolicyViolation(
                 f"{user} has made {made} {self._what} that this broker coordinates, and may make {self._most} "
-                f"({self._limit}). Existing ones can still be used. Use them again instead of making new ones, wait "
-                "until old ones have expired, or ask an administrator to raise the limit"
+                f"({self._limit}). Existing ones can still be used. Use them again instead of making new ones, delete "
+                "old ones or wait until they have expired, or ask an administrator to raise the limit"
             )
 
 

@@ -349,7 +349,7 @@ class ConsumerGroupApis:
             rebalance_timeout_ms=max(request["rebalance_timeout_ms"], 0),
             owned=_partitions(owned or ()) if request["member_epoch"] > 0 else (),
         )
-        await member.ask(Join(member, join, who.host), self._wait_s, for_assignment=True)
+        await member.ask(Join(member, join, who.host, who.user), self._wait_s, for_assignment=True)
         return member
 
     async def _leave(self, key: tuple[str, str], request: Fields) -> None:

@@ -119,6 +119,7 @@ class GroupApis:
                 rebalance_ms,
                 requires_id=version >= REQUIRES_ID_FROM,
                 can_skip_assignment=version >= SKIPS_ASSIGNMENT_FROM,
+                user=who.user,
             )
 
         try:

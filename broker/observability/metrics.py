@@ -592,12 +592,14 @@ class IdMetrics:
         """Yield every family."""
         most = GaugeMetricFamily(
             f"{PREFIX}ids_of_one_user",
-            "The most transactional ids and sinks that one user has made, of those that this broker coordinates.",
+            "The most groups, or transactional ids and sinks, that one user has made, of those that this broker "
+            "coordinates.",
             labels=("limit",),
         )
         refused = CounterMetricFamily(
             f"{PREFIX}ids_refused",
-            "New transactional ids and sinks that were refused because their user has made as many as it may.",
+            "New groups, or transactional ids and sinks, that were refused because their user has made as many as it "
+            "may.",
             labels=("limit",),
         )
         for each in self._coordinators:

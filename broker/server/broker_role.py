@@ -310,6 +310,7 @@ class BrokerRole:
             executor=reads,
             clock=clock,
             lease=self._lease,
+            most_of_user=config.max_groups_per_user,
         )
         self._local_markers = LocalMarkers(self._registry.find, self._groups)
         self._markers = MarkerSender(
@@ -424,7 +425,7 @@ class BrokerRole:
         )
         refused = {"raftlog": self._connections.refused}
         self._observed.registry.register(QuotaMetrics(self._quotas.usage, lambda: refused, self._calls.refused))
-        self._observed.registry.register(IdMetrics((self._transactions,)))
+        self._observed.registry.register(IdMetrics((self._transactions, self._groups)))
         if security.interceptor is not None or self._config.kafka_security_protocol != PLAINTEXT:
             self._observed.registry.register(SecurityMetrics(self._observed.counters, security.count_authenticated))
         listener = listen_for_clients(server, self._config, self._tls, self._connections, self._clock)

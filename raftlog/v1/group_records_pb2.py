@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from raftlog.v1 import group_pb2 as raftlog_dot_v1_dot_group__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eraftlog/v1/group_records.proto\x12\nraftlog.v1\x1a\x16raftlog/v1/group.proto\"\xf2\x01\n\x0eGroupRecordKey\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12\'\n\x06offset\x18\x02 \x01(\x0b\x32\x15.raftlog.v1.OffsetKeyH\x00\x12\x0f\n\x05group\x18\x03 \x01(\x08H\x00\x12\x13\n\tmember_id\x18\x04 \x01(\tH\x00\x12\x13\n\ttarget_of\x18\x05 \x01(\tH\x00\x12\x17\n\rassignment_of\x18\x06 \x01(\tH\x00\x12/\n\x07pending\x18\x07 \x01(\x0b\x32\x1c.raftlog.v1.PendingOffsetKeyH\x00\x12\x18\n\x0etransaction_of\x18\x08 \x01(\x03H\x00\x42\x06\n\x04kind\"0\n\tOffsetKey\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\x12\x11\n\tpartition\x18\x02 \x01(\x05\"L\n\x10PendingOffsetKey\x12\x13\n\x0bproducer_id\x18\x01 \x01(\x03\x12\x10\n\x08topic_id\x18\x02 \x01(\x0c\x12\x11\n\tpartition\x18\x03 \x01(\x05\"A\n\x12ProducerFenceValue\x12\x16\n\x0eproducer_epoch\x18\x01 \x01(\x05\x12\x13\n\x0b\x65nded_at_ms\x18\x02 \x01(\x03\"\x85\x01\n\x0bOffsetValue\x12\x0e\n\x06offset\x18\x01 \x01(\x03\x12\x14\n\x0cleader_epoch\x18\x02 \x01(\x05\x12\x10\n\x08metadata\x18\x03 \x01(\t\x12\x17\n\x0f\x63ommitted_at_ms\x18\x04 \x01(\x03\x12\r\n\x05topic\x18\x05 \x01(\t\x12\x16\n\x0eproducer_epoch\x18\x06 \x01(\x05\"\xd0\x01\n\nGroupValue\x12\x13\n\x0bgroup_epoch\x18\x01 \x01(\x05\x12\x18\n\x10\x61ssignment_epoch\x18\x02 \x01(\x05\x12\x10\n\x08\x61ssignor\x18\x03 \x01(\t\x12\x16\n\x0e\x65mpty_since_ms\x18\x04 \x01(\x03\x12,\n\x0cknown_topics\x18\x05 \x03(\x0b\x32\x16.raftlog.v1.KnownTopic\x12\x10\n\x08patterns\x18\x06 \x03(\t\x12)\n\x07\x63lassic\x18\x07 \x01(\x0b\x32\x18.raftlog.v1.ClassicValue\"G\n\x0c\x43lassicValue\x12\x15\n\rprotocol_type\x18\x01 \x01(\t\x12\x10\n\x08protocol\x18\x02 \x01(\t\x12\x0e\n\x06leader\x18\x03 \x01(\t\"2\n\nKnownTopic\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\x12\x12\n\npartitions\x18\x02 \x01(\x05\"\xd0\x01\n\x0bMemberValue\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x11\n\tclient_id\x18\x02 \x01(\t\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\x0c\n\x04rack\x18\x04 \x01(\t\x12.\n\x0csubscription\x18\x05 \x01(\x0b\x32\x18.raftlog.v1.Subscription\x12\x1c\n\x14rebalance_timeout_ms\x18\x06 \x01(\r\x12/\n\x07\x63lassic\x18\x07 \x01(\x0b\x32\x1e.raftlog.v1.ClassicMemberValue\"\x86\x01\n\x12\x43lassicMemberValue\x12\x1a\n\x12session_timeout_ms\x18\x01 \x01(\r\x12\x10\n\x08metadata\x18\x02 \x01(\x0c\x12\x12\n\nassignment\x18\x03 \x01(\x0c\x12.\n\tprotocols\x18\x04 \x03(\x0b\x32\x1b.raftlog.v1.ClassicProtocol\"1\n\x0f\x43lassicProtocol\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08metadata\x18\x02 \x01(\x0c\">\n\x0bTargetValue\x12/\n\npartitions\x18\x01 \x03(\x0b\x32\x1b.raftlog.v1.TopicPartitions\"\xb4\x01\n\x0f\x41ssignmentValue\x12\x14\n\x0cmember_epoch\x18\x01 \x01(\x05\x12\x1d\n\x15previous_member_epoch\x18\x02 \x01(\x05\x12\x30\n\x08\x61ssigned\x18\x03 \x03(\x0b\x32\x1e.raftlog.v1.AssignedPartitions\x12:\n\x12pending_revocation\x18\x04 \x03(\x0b\x32\x1e.raftlog.v1.AssignedPartitions\"_\n\x12\x41ssignedPartitions\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\x12\r\n\x05topic\x18\x02 \x01(\t\x12\x12\n\npartitions\x18\x03 \x03(\x05\x12\x14\n\x0csince_epochs\x18\x04 \x03(\x05\x42R\n\nraftlog.v1P\x01Z\x14raftlog/v1;raftlogv1\xa2\x02\x03RLG\xaa\x02\nRaftlog.V1\xca\x02\nRaftlog\\V1\xea\x02\x0bRaftlog::V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eraftlog/v1/group_records.proto\x12\nraftlog.v1\x1a\x16raftlog/v1/group.proto\"\xf2\x01\n\x0eGroupRecordKey\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12\'\n\x06offset\x18\x02 \x01(\x0b\x32\x15.raftlog.v1.OffsetKeyH\x00\x12\x0f\n\x05group\x18\x03 \x01(\x08H\x00\x12\x13\n\tmember_id\x18\x04 \x01(\tH\x00\x12\x13\n\ttarget_of\x18\x05 \x01(\tH\x00\x12\x17\n\rassignment_of\x18\x06 \x01(\tH\x00\x12/\n\x07pending\x18\x07 \x01(\x0b\x32\x1c.raftlog.v1.PendingOffsetKeyH\x00\x12\x18\n\x0etransaction_of\x18\x08 \x01(\x03H\x00\x42\x06\n\x04kind\"0\n\tOffsetKey\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\x12\x11\n\tpartition\x18\x02 \x01(\x05\"L\n\x10PendingOffsetKey\x12\x13\n\x0bproducer_id\x18\x01 \x01(\x03\x12\x10\n\x08topic_id\x18\x02 \x01(\x0c\x12\x11\n\tpartition\x18\x03 \x01(\x05\"A\n\x12ProducerFenceValue\x12\x16\n\x0eproducer_epoch\x18\x01 \x01(\x05\x12\x13\n\x0b\x65nded_at_ms\x18\x02 \x01(\x03\"\x93\x01\n\x0bOffsetValue\x12\x0e\n\x06offset\x18\x01 \x01(\x03\x12\x14\n\x0cleader_epoch\x18\x02 \x01(\x05\x12\x10\n\x08metadata\x18\x03 \x01(\t\x12\x17\n\x0f\x63ommitted_at_ms\x18\x04 \x01(\x03\x12\r\n\x05topic\x18\x05 \x01(\t\x12\x16\n\x0eproducer_epoch\x18\x06 \x01(\x05\x12\x0c\n\x04user\x18\x07 \x01(\t\"\xde\x01\n\nGroupValue\x12\x13\n\x0bgroup_epoch\x18\x01 \x01(\x05\x12\x18\n\x10\x61ssignment_epoch\x18\x02 \x01(\x05\x12\x10\n\x08\x61ssignor\x18\x03 \x01(\t\x12\x16\n\x0e\x65mpty_since_ms\x18\x04 \x01(\x03\x12,\n\x0cknown_topics\x18\x05 \x03(\x0b\x32\x16.raftlog.v1.KnownTopic\x12\x10\n\x08patterns\x18\x06 \x03(\t\x12)\n\x07\x63lassic\x18\x07 \x01(\x0b\x32\x18.raftlog.v1.ClassicValue\x12\x0c\n\x04user\x18\x08 \x01(\t\"G\n\x0c\x43lassicValue\x12\x15\n\rprotocol_type\x18\x01 \x01(\t\x12\x10\n\x08protocol\x18\x02 \x01(\t\x12\x0e\n\x06leader\x18\x03 \x01(\t\"2\n\nKnownTopic\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\x12\x12\n\npartitions\x18\x02 \x01(\x05\"\xd0\x01\n\x0bMemberValue\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x11\n\tclient_id\x18\x02 \x01(\t\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\x0c\n\x04rack\x18\x04 \x01(\t\x12.\n\x0csubscription\x18\x05 \x01(\x0b\x32\x18.raftlog.v1.Subscription\x12\x1c\n\x14rebalance_timeout_ms\x18\x06 \x01(\r\x12/\n\x07\x63lassic\x18\x07 \x01(\x0b\x32\x1e.raftlog.v1.ClassicMemberValue\"\x86\x01\n\x12\x43lassicMemberValue\x12\x1a\n\x12session_timeout_ms\x18\x01 \x01(\r\x12\x10\n\x08metadata\x18\x02 \x01(\x0c\x12\x12\n\nassignment\x18\x03 \x01(\x0c\x12.\n\tprotocols\x18\x04 \x03(\x0b\x32\x1b.raftlog.v1.ClassicProtocol\"1\n\x0f\x43lassicProtocol\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08metadata\x18\x02 \x01(\x0c\">\n\x0bTargetValue\x12/\n\npartitions\x18\x01 \x03(\x0b\x32\x1b.raftlog.v1.TopicPartitions\"\xb4\x01\n\x0f\x41ssignmentValue\x12\x14\n\x0cmember_epoch\x18\x01 \x01(\x05\x12\x1d\n\x15previous_member_epoch\x18\x02 \x01(\x05\x12\x30\n\x08\x61ssigned\x18\x03 \x03(\x0b\x32\x1e.raftlog.v1.AssignedPartitions\x12:\n\x12pending_revocation\x18\x04 \x03(\x0b\x32\x1e.raftlog.v1.AssignedPartitions\"_\n\x12\x41ssignedPartitions\x12\x10\n\x08topic_id\x18\x01 \x01(\x0c\x12\r\n\x05topic\x18\x02 \x01(\t\x12\x12\n\npartitions\x18\x03 \x03(\x05\x12\x14\n\x0csince_epochs\x18\x04 \x03(\x05\x42R\n\nraftlog.v1P\x01Z\x14raftlog/v1;raftlogv1\xa2\x02\x03RLG\xaa\x02\nRaftlog.V1\xca\x02\nRaftlog\\V1\xea\x02\x0bRaftlog::V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -42,23 +42,23 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PRODUCERFENCEVALUE']._serialized_start=443
   _globals['_PRODUCERFENCEVALUE']._serialized_end=508
   _globals['_OFFSETVALUE']._serialized_start=511
-  _globals['_OFFSETVALUE']._serialized_end=644
-  _globals['_GROUPVALUE']._serialized_start=647
-  _globals['_GROUPVALUE']._serialized_end=855
-  _globals['_CLASSICVALUE']._serialized_start=857
-  _globals['_CLASSICVALUE']._serialized_end=928
-  _globals['_KNOWNTOPIC']._serialized_start=930
-  _globals['_KNOWNTOPIC']._serialized_end=980
-  _globals['_MEMBERVALUE']._serialized_start=983
-  _globals['_MEMBERVALUE']._serialized_end=1191
-  _globals['_CLASSICMEMBERVALUE']._serialized_start=1194
-  _globals['_CLASSICMEMBERVALUE']._serialized_end=1328
-  _globals['_CLASSICPROTOCOL']._serialized_start=1330
-  _globals['_CLASSICPROTOCOL']._serialized_end=1379
-  _globals['_TARGETVALUE']._serialized_start=1381
-  _globals['_TARGETVALUE']._serialized_end=1443
-  _globals['_ASSIGNMENTVALUE']._serialized_start=1446
-  _globals['_ASSIGNMENTVALUE']._serialized_end=1626
-  _globals['_ASSIGNEDPARTITIONS']._serialized_start=1628
-  _globals['_ASSIGNEDPARTITIONS']._serialized_end=1723
+  _globals['_OFFSETVALUE']._serialized_end=658
+  _globals['_GROUPVALUE']._serialized_start=661
+  _globals['_GROUPVALUE']._serialized_end=883
+  _globals['_CLASSICVALUE']._serialized_start=885
+  _globals['_CLASSICVALUE']._serialized_end=956
+  _globals['_KNOWNTOPIC']._serialized_start=958
+  _globals['_KNOWNTOPIC']._serialized_end=1008
+  _globals['_MEMBERVALUE']._serialized_start=1011
+  _globals['_MEMBERVALUE']._serialized_end=1219
+  _globals['_CLASSICMEMBERVALUE']._serialized_start=1222
+  _globals['_CLASSICMEMBERVALUE']._serialized_end=1356
+  _globals['_CLASSICPROTOCOL']._serialized_start=1358
+  _globals['_CLASSICPROTOCOL']._serialized_end=1407
+  _globals['_TARGETVALUE']._serialized_start=1409
+  _globals['_TARGETVALUE']._serialized_end=1471
+  _globals['_ASSIGNMENTVALUE']._serialized_start=1474
+  _globals['_ASSIGNMENTVALUE']._serialized_end=1654
+  _globals['_ASSIGNEDPARTITIONS']._serialized_start=1656
+  _globals['_ASSIGNEDPARTITIONS']._serialized_end=1751
 # @@protoc_insertion_point(module_scope)

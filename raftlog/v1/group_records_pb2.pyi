@@ -155,6 +155,7 @@ class OffsetValue(_message.Message):
     COMMITTED_AT_MS_FIELD_NUMBER: _builtins.int
     TOPIC_FIELD_NUMBER: _builtins.int
     PRODUCER_EPOCH_FIELD_NUMBER: _builtins.int
+    USER_FIELD_NUMBER: _builtins.int
     offset: _builtins.int
     leader_epoch: _builtins.int
     metadata: _builtins.str
@@ -163,6 +164,8 @@ class OffsetValue(_message.Message):
     """its name at that time"""
     producer_epoch: _builtins.int
     """of the transaction, while it is pending"""
+    user: _builtins.str
+    """as GroupValue.user, while the group has no GroupValue"""
     def __init__(
         self,
         *,
@@ -172,10 +175,11 @@ class OffsetValue(_message.Message):
         committed_at_ms: _builtins.int = ...,
         topic: _builtins.str = ...,
         producer_epoch: _builtins.int = ...,
+        user: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed_at_ms", b"committed_at_ms", "leader_epoch", b"leader_epoch", "metadata", b"metadata", "offset", b"offset", "producer_epoch", b"producer_epoch", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed_at_ms", b"committed_at_ms", "leader_epoch", b"leader_epoch", "metadata", b"metadata", "offset", b"offset", "producer_epoch", b"producer_epoch", "topic", b"topic", "user", b"user"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -192,11 +196,14 @@ class GroupValue(_message.Message):
     KNOWN_TOPICS_FIELD_NUMBER: _builtins.int
     PATTERNS_FIELD_NUMBER: _builtins.int
     CLASSIC_FIELD_NUMBER: _builtins.int
+    USER_FIELD_NUMBER: _builtins.int
     group_epoch: _builtins.int
     assignment_epoch: _builtins.int
     assignor: _builtins.str
     empty_since_ms: _builtins.int
     """0: it has members"""
+    user: _builtins.str
+    """the principal that made the group, for max.groups.per.user; empty: it counts for none"""
     @_builtins.property
     def known_topics(self) -> _containers.RepeatedCompositeFieldContainer[Global___KnownTopic]: ...
     @_builtins.property
@@ -217,10 +224,11 @@ class GroupValue(_message.Message):
         known_topics: _abc.Iterable[Global___KnownTopic] | None = ...,
         patterns: _abc.Iterable[_builtins.str] | None = ...,
         classic: Global___ClassicValue | None = ...,
+        user: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["classic", b"classic"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment_epoch", b"assignment_epoch", "assignor", b"assignor", "classic", b"classic", "empty_since_ms", b"empty_since_ms", "group_epoch", b"group_epoch", "known_topics", b"known_topics", "patterns", b"patterns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment_epoch", b"assignment_epoch", "assignor", b"assignor", "classic", b"classic", "empty_since_ms", b"empty_since_ms", "group_epoch", b"group_epoch", "known_topics", b"known_topics", "patterns", b"patterns", "user", b"user"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

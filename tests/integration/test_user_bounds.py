@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from typing import Any
 from urllib.request import urlopen
@@ -10,7 +11,7 @@ from urllib.request import urlopen
 import confluent_kafka
 import pytest
 
-from raftlog import AclBinding, AclOperation, Admin, PatternType, Producer, ResourceType
+from raftlog import AclBinding, AclOperation, Admin, Consumer, PatternType, Producer, ResourceType, TopicPartition
 from raftlog.errors import PolicyViolation
 from raftlog.testing import Cluster
 from tests.support.steady import STEADY
@@ -18,13 +19,14 @@ from tests.support.steady import STEADY
 WAIT_S = 60.0
 PASSWORD = "Sesame, open!"
 TENANT, OTHER = "tenant", "other"
-IDS = "max.transactional.ids.per.user"
+IDS, GROUPS = "max.transactional.ids.per.user", "max.groups.per.user"
 CONFIG: dict[str, str | int] = {
     **STEADY,
     "authorizer": "acl",
     "super.users": "User:admin",
     "metrics.listener": "127.0.0.1:0",
     IDS: 3,
+    GROUPS: 3,
 }
 
 
@@ -54,6 +56,11 @@ def settings(cluster: Cluster, user: str) -> dict[str, Any]:
     return cluster.client_config_of(user, PASSWORD)
 
 
+def kafka_settings(cluster: Cluster, user: str) -> dict[str, Any]:
+    mechanism = {"sasl.mechanism": "SCRAM-SHA-512", "log_level": 0}
+    return {"bootstrap.servers": cluster.kafka_bootstrap, **settings(cluster, user), **mechanism}
+
+
 def metric(cluster: Cluster, name: str, limit: str) -> float:
     endpoint = json.loads((cluster.config_file(1).parent / "ready.json").read_bytes())["metrics"]
     with urlopen(f"http://{endpoint}/metrics", timeout=WAIT_S) as page:
@@ -73,9 +80,7 @@ def transact(cluster: Cluster, user: str, transactional_id: str) -> None:
 
 def kafka_error_of(cluster: Cluster, user: str, transactional_id: str) -> confluent_kafka.KafkaError | None:
     """Return what a Kafka client is told that takes a transactional id."""
-    conf = {"bootstrap.servers": cluster.kafka_bootstrap, **settings(cluster, user)}
-    conf |= {"sasl.mechanism": "SCRAM-SHA-512", "log_level": 0}
-    producer = confluent_kafka.Producer({**conf, "transactional.id": transactional_id})
+    producer = confluent_kafka.Producer({**kafka_settings(cluster, user), "transactional.id": transactional_id})
     try:
         producer.init_transactions(WAIT_S)
     except confluent_kafka.KafkaException as error:
@@ -109,3 +114,69 @@ def test_a_tenant_makes_no_more_transactional_ids_than_it_may(cluster: Cluster) 
     with Admin(cluster.bootstrap, config=cluster.client_config) as admin:
         listed = admin.list_transactions()
     assert sorted(each.transactional_id for each in listed) == ["t-0", "t-1", "t-2", "t-3"]
+
+
+def join(cluster: Cluster, user: str, group_id: str) -> None:
+    """Be a member of a group until it has assigned a partition."""
+    with Consumer(
+        cluster.bootstrap, group_id=group_id, auto_offset_reset="earliest", config=settings(cluster, user)
+    ) as consumer:
+        consumer.subscribe(["t-topic"])
+        until_s = time.monotonic() + WAIT_S
+        while not consumer.assignment():
+            assert time.monotonic() < until_s, "the group has assigned nothing"
+            consumer.poll(0.1)
+
+
+def kafka_join(cluster: Cluster, user: str, group_id: str, protocol: str) -> confluent_kafka.KafkaError | None:
+    """Be a member of a group with a Kafka client until a record, or an error, has come; return the error."""
+    conf = {"group.id": group_id, "group.protocol": protocol, "auto.offset.reset": "earliest"}
+    consumer = confluent_kafka.Consumer({**kafka_settings(cluster, user), **conf})
+    try:
+        consumer.subscribe(["t-topic"])
+        message = consumer.poll(WAIT_S)
+        assert message is not None, "neither a record nor an error has come"
+        return message.error()
+    finally:
+        consumer.close()
+
+
+def commit(cluster: Cluster, user: str, group_id: str) -> None:
+    """Commit an offset for a group without members."""
+    with Admin(cluster.bootstrap, config=settings(cluster, user)) as admin:
+        admin.alter_group_offsets(group_id, {TopicPartition("t-topic", 0): 0}, timeout=WAIT_S)
+
+
+def test_a_tenant_makes_no_more_groups_than_it_may(cluster: Cluster) -> None:
+    """By members of every protocol, and by offsets of groups without members; a group that is deleted makes room."""
+    with Producer(cluster.bootstrap, config=settings(cluster, TENANT)) as producer:
+        producer.send("t-topic", b"x").result(WAIT_S)
+    join(cluster, TENANT, "t-member")
+    commit(cluster, TENANT, "t-offsets")
+    assert kafka_join(cluster, TENANT, "t-classic", "classic") is None
+    with pytest.raises(PolicyViolation, match=rf"User:{TENANT} has made 3 groups.*{GROUPS}"):
+        join(cluster, TENANT, "t-another")
+    with pytest.raises(PolicyViolation, match=rf"User:{TENANT} has made 3 groups.*{GROUPS}"):
+        commit(cluster, TENANT, "t-another")
+    told = kafka_join(cluster, TENANT, "t-another", "classic")
+    assert told is not None
+    assert told.code() == confluent_kafka.KafkaError.POLICY_VIOLATION
+    told = kafka_join(cluster, TENANT, "t-another", "consumer")
+    assert told is not None
+    assert told.code() == confluent_kafka.KafkaError._FATAL
+    assert "Policy violation" in told.str()
+    assert metric(cluster, "ids_of_one_user", GROUPS) == 3
+    join(cluster, OTHER, "t-others")
+    join(cluster, TENANT, "t-others")
+
+    cluster.kill(1)
+    cluster.start(1)
+    for group_id in ("t-member", "t-offsets"):
+        join(cluster, TENANT, group_id)
+    with pytest.raises(PolicyViolation):
+        commit(cluster, TENANT, "t-another")
+    with Admin(cluster.bootstrap, config=cluster.client_config) as admin:
+        listed = sorted(each.group_id for each in admin.list_groups())
+        admin.delete_groups(["t-classic"])
+    assert listed == ["t-classic", "t-member", "t-offsets", "t-others"]
+    assert kafka_join(cluster, TENANT, "t-another", "consumer") is None

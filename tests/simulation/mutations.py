@@ -21,6 +21,7 @@ from tests.simulation.parts import Parts
 STORIES = {
     "quorum": ("test_stories",),
     "brokers": ("test_replication_stories", "test_idempotence_stories"),
+    "groups": ("test_user_bound_stories",),
     "transactions": ("test_user_bound_stories",),
     "cluster": ("test_member_stories",),
 }

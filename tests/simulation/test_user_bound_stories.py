@@ -7,11 +7,14 @@ from functools import partial
 
 import pytest
 
+from broker.coordinator.groups.classic.commands import JoinClassic
+from broker.coordinator.groups.commands import DeleteGroup, GroupConfig
 from broker.coordinator.transactions.commands import InitProducer, TransactionConfig
 from raftlog.errors import PolicyViolation
 from raftlog.v1 import transaction_pb2
 from raftmeta.producer_ids import ProducerIdKey
 from tests.simulation.parts import Parts
+from tests.support.group_driver import GroupDriver, Stream, topic_id
 from tests.support.transaction_driver import Call, TransactionDriver
 
 TENANT, OTHER = "User:tenant", "User:other"
@@ -121,3 +124,107 @@ def test_an_id_counts_for_its_user_whatever_becomes_of_it(parts: Parts) -> None:
     assert is_id_refused(driver, "b"), "an id with another producer id must count as before"
     driver.restart()
     assert driver.core.made.counts == {TENANT: 1}
+
+
+# Groups
+
+P0 = topic_id("t"), 0
+
+
+def groups_with(most: int, user: str = TENANT) -> GroupDriver:
+    driver = GroupDriver(
+        config=GroupConfig(offsets_retention_ms=IDLE_MS, offsets_retention_check_interval_ms=1_000), most_of_user=most
+    )
+    driver.user = user
+    return driver
+
+
+def is_group_refused(driver: GroupDriver, ask: Callable[[], object]) -> bool:
+    """Whether a request is refused; then nothing of it may be left."""
+    before = list(driver.log), set(driver.core.groups), set(driver.core._soft), driver.core.next_deadline_ms()
+    try:
+        answer = ask()
+        if isinstance(answer, Stream) and isinstance(answer.last, PolicyViolation):
+            raise answer.last
+    except PolicyViolation:
+        after = list(driver.log), set(driver.core.groups), set(driver.core._soft), driver.core.next_deadline_ms()
+    else:
+        return False
+    assert after == before, "a refused request must change nothing"
+    return True
+
+
+def join_classic(driver: GroupDriver, group_id: str) -> Stream:
+    call = Stream()
+    protocols = (("range", b""),)
+    driver.decide(JoinClassic(call, group_id, "", "c-1", "", "c", "10.0.0.1", "other", protocols, 10_000, 10_000))
+    return call
+
+
+def makers(driver: GroupDriver, group_id: str) -> list[Callable[[], object]]:
+    """Return every way to make a group."""
+    return [
+        partial(driver.join, "m", "t", group_id=group_id),
+        partial(join_classic, driver, group_id),
+        partial(driver.commit, {P0: 1}, group_id=group_id),
+        partial(driver.commit_in_transaction, (7, 0), {P0: 1}, group_id=group_id),
+    ]
+
+
+def test_a_user_makes_no_more_groups_than_it_may(parts: Parts) -> None:
+    driver = groups_with(2)
+    member = driver.join("m", "t", group_id="a")
+    driver.follow(member, "a")
+    driver.commit({P0: 1}, group_id="b")
+    for ask in makers(driver, "c"):
+        assert is_group_refused(driver, ask), "a third group must be refused"
+    driver.join("n", "t", group_id="a")
+    driver.commit({P0: 2}, group_id="b")
+    driver.mark((9, 0), commit=True, group_id="marked")  # the cluster's own work
+    driver.user = ""
+    driver.commit({P0: 1}, group_id="without a login")
+    driver.user = OTHER
+    driver.commit({P0: 1}, group_id="c")
+    driver.user = TENANT
+    driver.commit({P0: 2}, group_id="c")  # an existing one, whosever it is
+    driver.restart()
+    for ask in makers(driver, "d"):
+        assert is_group_refused(driver, ask), "the next coordinator must count what was made before"
+    assert driver.core.made.counts == {TENANT: 2, OTHER: 1}
+
+
+def test_whatever_makes_a_group_counts(parts: Parts) -> None:
+    for number in range(len(makers(groups_with(1), "a"))):
+        driver = groups_with(1)
+        makers(driver, "a")[number]()
+        assert driver.core.made.counts == {TENANT: 1}, "the group must count for its user"
+        driver.restart()
+        assert driver.core.made.counts == {TENANT: 1}, "the next coordinator must count it too"
+        assert is_group_refused(driver, partial(driver.commit, {P0: 1}, group_id="b"))
+        if driver.core.groups["a"].pending:
+            driver.mark((7, 0), commit=True, group_id="a")
+        driver.user = OTHER
+        if not driver.core.groups["a"].head:
+            driver.commit({P0: 2, (topic_id("t"), 1): 2}, group_id="a")
+            driver.join("m", "t", group_id="a")
+        driver.restart()
+        assert driver.core.made.counts == {TENANT: 1}, "it must count for its user for as long as it exists"
+
+
+def test_a_group_that_is_deleted_or_expires_makes_room(parts: Parts) -> None:
+    """A group of which only the fences of transactions are left counts no more."""
+    driver = groups_with(1)
+    driver.commit_in_transaction((7, 0), {P0: 1}, group_id="a")
+    driver.mark((7, 0), commit=True, group_id="a")
+    driver.decide(DeleteGroup(Stream(), "a"))
+    assert driver.core.groups["a"].fences
+    assert driver.core.made.counts == {}, "a deleted group must not count"
+    member = driver.join("m", "t", group_id="b")
+    assert is_group_refused(driver, partial(driver.join, "m", "t", group_id="a"))
+    driver.leave(member, group_id="b")
+    driver.wait(IDLE_MS + 2_000)
+    assert driver.core.made.counts == {}, "a group that has expired must not count"
+    driver.user = OTHER
+    driver.commit({P0: 1}, group_id="a")
+    driver.restart()
+    assert driver.core.made.counts == {OTHER: 1}

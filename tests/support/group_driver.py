@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import md5
 
 from google.protobuf.message import Message
 
 from broker.coordinator.core import Notice, Reply
 from broker.coordinator.groups.assignors import BUILT_IN, Assignor
+from broker.coordinator.groups.classic.commands import JoinClassic
 from broker.coordinator.groups.commands import (
     Command,
     CommitInSession,
@@ -28,6 +29,7 @@ from broker.coordinator.groups.commands import (
 )
 from broker.coordinator.groups.coordinator import GroupCoordinator, Rest
 from broker.coordinator.groups.topics import Topic, TopicPartition
+from broker.coordinator.user_bound import NO_BOUND, UserBound
 from raftlog.errors import RaftlogError
 from raftlog.v1 import group_pb2
 
@@ -103,20 +105,30 @@ def _wire(offsets: Mapping[TopicPartition, int]) -> list[group_pb2.CommitOffset]
 
 
 class GroupDriver:
-    """Decides, appends to `log`, replays, delivers at once; `restart` loads another coordinator from the log."""
+    """Decides, appends to `log`, replays, delivers at once; `restart` loads another coordinator from the log.
+
+    `most_of_user`: groups that a user may make; None: any number. `user`: the one that asks.
+    """
 
     def __init__(
         self,
         topics: Mapping[str, int] | None = None,
         config: GroupConfig | None = None,
         assignors: Mapping[str, Assignor] = BUILT_IN,
+        most_of_user: int | None = None,
     ) -> None:
+        self.user = ""
+        self.bound = NO_BOUND
+        if most_of_user is not None:
+            self.bound = UserBound(
+                "max.groups.per.user", "groups", most_of_user, lambda user: self.core.made.counts.get(user, 0)
+            )
         self.config = config or GroupConfig()
         self.topics = Topics(topics or {"t": 4})
         self.assignors = assignors
         self.now_ms = 0.0
         self.log: list[tuple[bytes, bytes | None]] = []
-        self.core = GroupCoordinator(self.config, self.topics, assignors)
+        self.core = GroupCoordinator(self.config, self.topics, assignors, bound=self.bound)
         self.core.loaded(self.now)
 
     @property
@@ -125,6 +137,8 @@ class GroupDriver:
 
     def decide(self, command: Command) -> Decision:
         """Play a command, and what is due then."""
+        if isinstance(command, Join | JoinClassic | CommitOffsets | CommitTransactionOffsets):
+            command = replace(command, user=command.user or self.user)
         decision = self._apply(self.core.decide(command, self.now))
         rest = decision.rest
         while rest is not None:
@@ -171,7 +185,7 @@ class GroupDriver:
 
     def restart(self, log: Iterable[tuple[bytes, bytes | None]] | None = None) -> None:
         """Another broker coordinates: it has the log, or `log`."""
-        self.core = GroupCoordinator(self.config, self.topics, self.assignors)
+        self.core = GroupCoordinator(self.config, self.topics, self.assignors, bound=self.bound)
         for key, value in self.log if log is None else log:
             self.core.replay(key, value)
         self.core.loaded(self.now)

@@ -103,9 +103,11 @@ class Draft:
     Only of pending offsets and fences it shows nothing: no decision looks at those that it has changed itself.
     """
 
-    def __init__(self, group: Group, names: Mapping[bytes, str], records: list[records.Record]) -> None:
+    def __init__(self, group: Group, names: Mapping[bytes, str], records: list[records.Record], user: str = "") -> None:
+        """`user`: the one that makes the group, if it does not exist."""
         self.group_id = group.group_id
         self._names = names
+        self._user = group.user if group.exists else user
         self.records = records
         self.head = group.head
         self.members = Overlay(group.members)
@@ -120,7 +122,7 @@ class Draft:
         """Change the group as a whole."""
         if head != self.head:
             self.head = head
-            self.records.append(records.head_record(self.group_id, head))
+            self.records.append(records.head_record(self.group_id, head, self._user))
 
     def set_member(self, member_id: str, member: Member | None) -> None:
         """Change a member; None removes it."""
@@ -170,11 +172,17 @@ class Draft:
     def set_offset(self, partition: TopicPartition, committed: Committed | None) -> None:
         """Commit or forget an offset."""
         self.offsets.set(partition, committed)
-        self.records.append(records.offset_record(self.group_id, partition, committed))
+        self.records.append(records.offset_record(self.group_id, partition, committed, self._user_of_offsets))
 
     def set_pending(self, producer_id: int, partition: TopicPartition, pending: Pending | None) -> None:
         """Take an offset for a transaction, or forget it."""
-        self.records.append(records.pending_record(self.group_id, producer_id, partition, pending))
+        user = self._user_of_offsets
+        self.records.append(records.pending_record(self.group_id, producer_id, partition, pending, user))
+
+    @property
+    def _user_of_offsets(self) -> str:
+        """The user to name in records of offsets: the record of the group as a whole names it, if there is one."""
+        return "" if self.head is not None else self._user
 
     def set_fence(self, producer_id: int, fence: Fence | None) -> None:
         """Note, or forget, that a producer's transaction has ended."""
@@ -301,7 +309,10 @@ class _Names(Mapping[bytes, str]):
 class Change:
     """A decision on a group: it reads and writes `draft`; `finish` sends members their changed assignments."""
 
-    def __init__(self, context: Context, group: Group, soft: GroupSessions, now: Now, decision: Decision) -> None:
+    def __init__(
+        self, context: Context, group: Group, soft: GroupSessions, now: Now, decision: Decision, user: str = ""
+    ) -> None:
+        """`user`: the one that makes the group, if it does not exist."""
         self.context = context
         self.group = group
         """As it is before the records are replayed."""
@@ -309,7 +320,7 @@ class Change:
         self.soft = soft
         self.now = now
         self.names: Mapping[bytes, str] = _Names(context, group)
-        self.draft = Draft(group, self.names, decision.records)
+        self.draft = Draft(group, self.names, decision.records, user)
         self._decision = decision
         self._touched: dict[str, None] = {}
         self._missing: dict[tuple[str, ...], list[str]] = {}

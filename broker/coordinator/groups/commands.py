@@ -11,7 +11,7 @@ from enum import Enum
 from typing import TypeAlias
 
 from broker.coordinator.core import Decision, Now, Send
-from broker.coordinator.groups.classic.commands import ClassicCommand
+from broker.coordinator.groups.classic.commands import ClassicCommand, JoinClassic
 from broker.coordinator.groups.classic.machine import ClassicConfig
 from broker.coordinator.groups.group import Member
 from raftlog.v1 import group_pb2
@@ -94,7 +94,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """The first request of a stream. `host`: where it comes from, for people.
+    """The first request of a stream. `host`: where it comes from, for people. `user`: see `user_of`.
 
     Answered with `GroupResponse.assignment` (at once for a member that is back, else when the assignment is made), or
     with an error, which ends the stream.
@@ -103,6 +103,7 @@ class Join:
     to: object
     request: group_pb2.JoinGroup
     host: str = ""
+    user: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,18 +150,23 @@ class Disconnected:
 
 @dataclass(frozen=True, slots=True)
 class CommitOffsets:
-    """Answered with CommitOffsetsResponse."""
+    """Answered with CommitOffsetsResponse. `user`: see `user_of`."""
 
     to: object
     request: group_pb2.CommitOffsetsRequest
+    user: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class CommitTransactionOffsets:
-    """Offsets that count once their transaction commits (KIP-98, KIP-447). Answered with CommitOffsetsResponse."""
+    """Offsets that count once their transaction commits (KIP-98, KIP-447). Answered with CommitOffsetsResponse.
+
+    `user`: see `user_of`.
+    """
 
     to: object
     request: group_pb2.CommitTransactionOffsetsRequest
+    user: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,3 +239,15 @@ Command: TypeAlias = (
     | DeleteGroup
     | ClassicCommand
 )
+
+
+def user_of(command: Command) -> str | None:
+    """Return the user for which a group counts that the command makes, "" for none; None: it makes none.
+
+    A new member makes a group, and so do committed offsets.
+    """
+    match command:
+        case Join() | JoinClassic() | CommitOffsets() | CommitTransactionOffsets():
+            return command.user
+        case _:
+            return None

@@ -49,11 +49,12 @@ from broker.coordinator.groups.commands import (
     ListGroups,
     Now,
     Send,
+    user_of,
 )
 from broker.coordinator.groups.group import Group, Member
 from broker.coordinator.groups.sessions import GroupSessions, Kind, Session, Timers
 from broker.coordinator.groups.topics import TopicsView
-from broker.coordinator.user_bound import Made
+from broker.coordinator.user_bound import NO_BOUND, Made, UserBound
 from raftlog.errors import RaftlogError, to_wire
 from raftlog.v1 import group_pb2
 
@@ -327,7 +328,7 @@ class GroupCoordinator:
     """State of the groups of one shard.
 
     `assignors`: by name, in the server's order of preference; the first is the default. `may_upgrade`: whether every
-    broker of the cluster knows groups with members of both protocols.
+    broker of the cluster knows groups with members of both protocols. `bound`: on the groups of a user.
     """
 
     def __init__(
@@ -336,8 +337,10 @@ class GroupCoordinator:
         topics: TopicsView,
         assignors: Mapping[str, Assignor],
         may_upgrade: Callable[[], bool] = lambda: True,
+        bound: UserBound = NO_BOUND,
     ) -> None:
         assert assignors, "a coordinator needs an assignor"
+        self._bound = bound
         self._timers = Timers()
         self._groups: dict[str, Group] = {}
         self._made = Made()
@@ -377,6 +380,7 @@ class GroupCoordinator:
         group = self._groups.get(parsed.group_id)
         if group is None:
             group = Group(parsed.group_id)
+        user = group.user
         kind = parsed.WhichOneof("kind")
         if kind == "member_id":
             before = group.members.get(parsed.member_id)
@@ -389,6 +393,7 @@ class GroupCoordinator:
             self._committed.changed(group.group_id, at[0], had, at in group.offsets)
         else:
             records.replay(group, parsed, value)
+        self._made.changed(user, group.user)
         if group.gone:
             self._groups.pop(group.group_id, None)
             self._soft.pop(group.group_id, None)
@@ -456,8 +461,11 @@ class GroupCoordinator:
         group_id = _group_id(command)
         check_group_id(group_id)
         group = self._groups.get(group_id) or Group(group_id)
+        user = user_of(command)
+        if user and not group.exists:
+            self._bound.check(user)
         soft = self._soft_of(group, now)
-        change = Change(self._context, group, soft, now, decision)
+        change = Change(self._context, group, soft, now, decision, user or "")
         if isinstance(command, Join | Heartbeat | Leave | Disconnected):
             _follow(change, command)
             change.finish()

@@ -15,7 +15,7 @@ from broker.coordinator.groups.group import Group
 from broker.coordinator.groups.topics import TopicsView
 from broker.coordinator.internal_topics import CONSUMER_OFFSETS
 from broker.coordinator.shard import Shard
-from broker.coordinator.shards import Coordination, Coordinators, java_hash, partition_for
+from broker.coordinator.shards import MAX_OF_USER, Coordination, Coordinators, java_hash, partition_for
 from broker.server.lease import Lease
 from raftlog.errors import InvalidGroupId
 from raftmeta.features import LIVE_GROUPS_LEVEL, metadata_version
@@ -79,10 +79,11 @@ class GroupCoordinators(Coordinators[Command, TopicsView]):
         executor: Executor,
         clock: Clock,
         lease: Lease,
+        most_of_user: int = MAX_OF_USER,
     ) -> None:
         self._config = config
         self._assignors = assignors
-        super().__init__(node_id, image, executor=executor, clock=clock, lease=lease)
+        super().__init__(node_id, image, executor=executor, clock=clock, lease=lease, most_of_user=most_of_user)
 
     def groups(self) -> Iterator[Group]:
         """Yield the groups that are coordinated here, to be looked at only; none without a lease: others may do it."""
@@ -91,7 +92,7 @@ class GroupCoordinators(Coordinators[Command, TopicsView]):
                 yield from cast(GroupCoordinator, shard.core).groups.values()
 
     def _make_core(self, partition: int) -> GroupCoordinator:
-        return GroupCoordinator(self._config, self._topics(), self._assignors, self._may_upgrade)
+        return GroupCoordinator(self._config, self._topics(), self._assignors, self._may_upgrade, self.bound)
 
     def _may_upgrade(self) -> bool:
         return metadata_version(self._newest_image()) >= LIVE_GROUPS_LEVEL

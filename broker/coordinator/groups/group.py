@@ -155,6 +155,8 @@ class Group:
         self.target_of: dict[TopicPartition, str] = {}
         self.instances: dict[str, str] = {}
         self.topic_names: dict[bytes, str] = {}
+        self.user = ""
+        """The user that made it, while it exists; "": it counts for none."""
 
     @property
     def gone(self) -> bool:

@@ -5,6 +5,7 @@ Keys are serialized deterministically, since compaction compares their bytes.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Final
 
@@ -73,8 +74,8 @@ def record(key: Message, value: Message | None) -> Record:
     return key.SerializeToString(deterministic=True), None if value is None else value.SerializeToString()
 
 
-def head_record(group_id: str, head: Head | None) -> Record:
-    """The group as a whole."""
+def head_record(group_id: str, head: Head | None, user: str = "") -> Record:
+    """The group as a whole; `user`: the one that made it."""
     key = GroupRecordKey(group_id=group_id, group=True)
     if head is None:
         return record(key, None)
@@ -91,6 +92,7 @@ def head_record(group_id: str, head: Head | None) -> Record:
             classic=None
             if (classic := head.classic) is None
             else ClassicValue(protocol_type=classic.protocol_type, protocol=classic.protocol, leader=classic.leader),
+            user=user,
         ),
     )
 
@@ -166,13 +168,13 @@ def _with_epochs(partitions: Mapping[TopicPartition, int], names: Mapping[bytes,
     ]
 
 
-def offset_record(group_id: str, partition: TopicPartition, committed: Committed | None) -> Record:
-    """A committed offset."""
+def offset_record(group_id: str, partition: TopicPartition, committed: Committed | None, user: str = "") -> Record:
+    """A committed offset; `user`: the one that made the group, where no record of the group as a whole says so."""
     key = GroupRecordKey(group_id=group_id, offset=OffsetKey(topic_id=partition[0], partition=partition[1]))
-    return record(key, None if committed is None else _offset_value(committed))
+    return record(key, None if committed is None else _offset_value(committed, user))
 
 
-def _offset_value(committed: Committed, producer_epoch: int = 0) -> OffsetValue:
+def _offset_value(committed: Committed, user: str, producer_epoch: int = 0) -> OffsetValue:
     return OffsetValue(
         offset=committed.offset,
         leader_epoch=committed.leader_epoch,
@@ -180,14 +182,17 @@ def _offset_value(committed: Committed, producer_epoch: int = 0) -> OffsetValue:
         committed_at_ms=committed.committed_at_ms,
         topic=committed.topic,
         producer_epoch=producer_epoch,
+        user=user,
     )
 
 
-def pending_record(group_id: str, producer_id: int, partition: TopicPartition, pending: Pending | None) -> Record:
-    """An offset of a transaction that is open."""
+def pending_record(
+    group_id: str, producer_id: int, partition: TopicPartition, pending: Pending | None, user: str = ""
+) -> Record:
+    """An offset of a transaction that is open; `user` as of `offset_record`."""
     pending_key = PendingOffsetKey(producer_id=producer_id, topic_id=partition[0], partition=partition[1])
     key = GroupRecordKey(group_id=group_id, pending=pending_key)
-    return record(key, None if pending is None else _offset_value(pending.committed, pending.producer_epoch))
+    return record(key, None if pending is None else _offset_value(pending.committed, user, pending.producer_epoch))
 
 
 def fence_record(group_id: str, producer_id: int, fence: Fence | None) -> Record:
@@ -232,15 +237,15 @@ def replay(group: Group, key: GroupRecordKey, value: bytes | None) -> None:
         match key.WhichOneof("kind"):
             case "offset":
                 at = checked_partition(key.offset.topic_id, key.offset.partition)
-                group.set_offset(at, None if value is None else _committed(OffsetValue.FromString(value)))
+                group.set_offset(at, None if value is None else _committed(_offset(group, value)))
             case "pending":
                 at = checked_partition(key.pending.topic_id, key.pending.partition)
                 producer_id = _producer_id(key.pending.producer_id)
-                group.set_pending(producer_id, at, None if value is None else _pending(value))
+                group.set_pending(producer_id, at, None if value is None else _pending(group, value))
             case "transaction_of":
                 group.set_fence(_producer_id(key.transaction_of), None if value is None else _fence(value))
             case "group":
-                group.head = None if value is None else _head(value)
+                group.head = None if value is None else _head(group, value)
             case "member_id":
                 group.set_member(key.member_id, None if value is None else _member(key.member_id, value))
             case "target_of":
@@ -249,6 +254,8 @@ def replay(group: Group, key: GroupRecordKey, value: bytes | None) -> None:
                 group.set_assignment(key.assignment_of, None if value is None else _assignment(group, value))
     except (DecodeError, ValueError) as error:
         raise CorruptRecordError(f"{key.WhichOneof('kind')} of the group {key.group_id!r}: {error}") from error
+    if not group.exists:
+        group.user = ""
 
 
 def check_topic_id(topic_id: bytes) -> None:
@@ -285,8 +292,20 @@ def _producer_epoch(producer_epoch: int) -> int:
     return producer_epoch
 
 
-def _pending(value: bytes) -> Pending:
+def _note_user(group: Group, user: str) -> None:
+    """Note the user that made the group: all of its records that name one name the same."""
+    if user:
+        group.user = sys.intern(user)
+
+
+def _offset(group: Group, value: bytes) -> OffsetValue:
     parsed = OffsetValue.FromString(value)
+    _note_user(group, parsed.user)
+    return parsed
+
+
+def _pending(group: Group, value: bytes) -> Pending:
+    parsed = _offset(group, value)
     return Pending(_committed(parsed), _producer_epoch(parsed.producer_epoch))
 
 
@@ -301,8 +320,9 @@ def _committed(parsed: OffsetValue) -> Committed:
     return Committed(parsed.offset, parsed.leader_epoch, parsed.metadata, parsed.committed_at_ms, parsed.topic)
 
 
-def _head(value: bytes) -> Head:
+def _head(group: Group, value: bytes) -> Head:
     parsed = GroupValue.FromString(value)
+    _note_user(group, parsed.user)
     if not 0 <= parsed.assignment_epoch <= parsed.group_epoch:
         raise ValueError(f"assignment epoch {parsed.assignment_epoch} in group epoch {parsed.group_epoch}")
     return Head(

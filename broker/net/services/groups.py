@@ -319,9 +319,14 @@ class GroupSession:
         host: str,
         permissions: MemberPermissions | None = None,
         pace_ms: Callable[[], float] | None = None,
+        user: str = "",
     ) -> None:
-        """`pace_ms`: counts a message, and returns for how many ms the next one is not to be read."""
+        """`pace_ms`: counts a message, and returns for how many ms the next one is not to be read.
+
+        `user`: for which a new group counts.
+        """
         self._pace_ms = pace_ms
+        self._user = user
         self._find_shard = find_shard
         self._host = host
         self._permissions = permissions
@@ -380,7 +385,7 @@ class GroupSession:
         except RaftlogError as error:
             await writer.write(GroupResponse(error=to_wire(error)))
             return
-        shard.submit(Join(self, join, self._host), self)
+        shard.submit(Join(self, join, self._host, self._user), self)
         reader = asyncio.ensure_future(self._read(requests, shard, join))
         try:
             await self._write_all(writer, reader)
@@ -552,7 +557,7 @@ class GroupService(group_pb2_grpc.GroupServicer):
             permissions = MemberPermissions.of(who, self._coordinators.topic_name)
             host = host_of(context.peer())
             pace_ms = None if self._calls is None else partial(self._calls.member_said, who, host)
-            await GroupSession(self._shard_of, host, permissions, pace_ms).run(requests, context)
+            await GroupSession(self._shard_of, host, permissions, pace_ms, who.user).run(requests, context)
         except (InvalidRequestError, BrokerOverloaded) as error:
             return error
         finally:
@@ -568,11 +573,12 @@ class GroupService(group_pb2_grpc.GroupServicer):
         self, request: group_pb2.CommitOffsetsRequest, context: Context
     ) -> group_pb2.CommitOffsetsResponse:
         """Commit offsets; each partition has its own result."""
+        who = caller.get()
 
         def commit(allowed: group_pb2.CommitOffsetsRequest) -> Awaitable[group_pb2.CommitOffsetsResponse]:
             return self._ask(
                 request.group_id,
-                lambda call: CommitOffsets(call, allowed),
+                lambda call: CommitOffsets(call, allowed, who.user),
                 group_pb2.CommitOffsetsResponse(),
                 self._wait_s(context, request.timeout_ms),
             )
@@ -581,13 +587,13 @@ class GroupService(group_pb2_grpc.GroupServicer):
             check_offsets(request.offsets)
         except InvalidRequestError as error:
             return group_pb2.CommitOffsetsResponse(error=to_wire(error))
-        return await committed(request, caller.get(), self._coordinators.topic_name, commit)
+        return await committed(request, who, self._coordinators.topic_name, commit)
 
     async def CommitTransactionOffsets(
         self, request: group_pb2.CommitTransactionOffsetsRequest, context: Context
     ) -> group_pb2.CommitOffsetsResponse:
         """Store offsets that take effect when their transaction commits; each partition has its own result."""
-        wait_s = self._wait_s(context)
+        wait_s, user = self._wait_s(context), caller.get().user
         try:
             check_transaction_offsets(request)
             self._shard_of(request.group_id)  # only the group's coordinator asks the transaction's
@@ -596,7 +602,7 @@ class GroupService(group_pb2_grpc.GroupServicer):
             return group_pb2.CommitOffsetsResponse(error=to_wire(error))
         return await self._ask(
             request.group_id,
-            lambda call: CommitTransactionOffsets(call, request),
+            lambda call: CommitTransactionOffsets(call, request, user),
             group_pb2.CommitOffsetsResponse(),
             wait_s,
         )

@@ -7,8 +7,8 @@ from tests.simulation.mutations import Mutation, Rewrite
 SCHEDULES = 150
 
 
-def _bug(why: str, *rewrites: Rewrite) -> Mutation:
-    return Mutation(why, rewrites, schedules=SCHEDULES, kind="groups")
+def _bug(why: str, *rewrites: Rewrite, story: str | None = None) -> Mutation:
+    return Mutation(why, rewrites, schedules=0 if story else SCHEDULES, story=story, kind="groups")
 
 
 GROUP_MUTATIONS: dict[str, Mutation] = {
@@ -37,5 +37,29 @@ GROUP_MUTATIONS: dict[str, Mutation] = {
             'self._fail(f"could not be written, and is loaded again: {error}", RELOAD_S)',
             "self._release(effects)",
         ),
+    ),
+    # Bounds of users
+    "any number of groups": _bug(
+        "a user with rights to a prefix makes groups until a coordinator has no memory left",
+        Rewrite(
+            "broker.coordinator.groups.coordinator:GroupCoordinator._decide",
+            "if user and not group.exists:",
+            "if False:",
+        ),
+        story="test_a_user_makes_no_more_groups_than_it_may",
+    ),
+    "groups that are gone count": _bug(
+        "groups count for their user after they were deleted, so that it is refused for good",
+        Rewrite("broker.coordinator.groups.records:replay", "if not group.exists:", "if False:"),
+        story="test_a_group_that_is_deleted_or_expires_makes_room",
+    ),
+    "groups of offsets only do not count": _bug(
+        "a user makes groups without members and without a limit, by committing offsets",
+        Rewrite(
+            "broker.coordinator.groups.change:Draft._user_of_offsets",
+            'return "" if self.head is not None else self._user',
+            'return ""',
+        ),
+        story="test_whatever_makes_a_group_counts",
     ),
 }

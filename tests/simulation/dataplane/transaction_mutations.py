@@ -8,8 +8,7 @@ SCHEDULES = 150
 
 
 def _bug(why: str, *rewrites: Rewrite, story: str | None = None) -> Mutation:
-    schedules = SCHEDULES if story is None else 0
-    return Mutation(why, rewrites, schedules=schedules, story=story, kind="transactions")
+    return Mutation(why, rewrites, schedules=0 if story else SCHEDULES, story=story, kind="transactions")
 
 
 TRANSACTION_MUTATIONS: dict[str, Mutation] = {

@@ -8,21 +8,35 @@ After every event is checked (`Broken` is raised):
     no partition has two owners, by what members believe before their session is over on their own clocks
     no record gives a partition to two members
     no committed offset goes back (members here never seek)
-    now and then: the records, compacted up to a random offset, replay to the state of the coordinator
+    now and then: the records, compacted up to a random offset, replay to the state of the coordinator, which counts the
+    groups of each user right
 and after `heal`: every partition has a reader again, and the group is stable.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import count
 from random import Random
 
 from google.protobuf.message import Message
 
 from broker.coordinator.groups.assignors import BUILT_IN
-from broker.coordinator.groups.commands import Command, Decision, Disconnected, GroupConfig, Heartbeat, Now
+from broker.coordinator.groups.classic.commands import JoinClassic
+from broker.coordinator.groups.commands import (
+    Command,
+    CommitOffsets,
+    CommitTransactionOffsets,
+    Decision,
+    Disconnected,
+    GroupConfig,
+    Heartbeat,
+    Join,
+    Now,
+)
 from broker.coordinator.groups.coordinator import GroupCoordinator, Rest
 from broker.coordinator.groups.group import Group
 from broker.coordinator.groups.topics import TopicPartition
@@ -33,6 +47,7 @@ from tests.simulation.groups.network import Link
 from tests.support.group_driver import WALL_MS, Topics
 
 Record = tuple[bytes, bytes | None]
+USER = "User:a"
 
 
 class Broken(AssertionError):
@@ -159,6 +174,8 @@ class World:
             assert callable(command.to)
             command.to(answer)  # before all that is under way
             return
+        if isinstance(command, Join | JoinClassic | CommitOffsets | CommitTransactionOffsets):
+            command = replace(command, user=USER)
         decision = self.core.decide(command, self.now)
         self._apply(decision)
         while decision.rest is not None:
@@ -339,6 +356,11 @@ class World:
                     f"a replay of the log, compacted up to {upto} of {len(self.log)} records, gives another "
                     "state than the coordinator has"
                 )
+            if other.made.counts != self.core.made.counts:
+                raise Broken(f"a replay counts {other.made.counts}, the coordinator {self.core.made.counts}")
+        counted = Counter(group.user for group in self.core.groups.values() if group.user)
+        if counted != self.core.made.counts:
+            raise Broken(f"users have made {dict(counted)}, and the coordinator counts {self.core.made.counts}")
 
 
 def hard(core: GroupCoordinator) -> dict[str, dict[str, object]]:

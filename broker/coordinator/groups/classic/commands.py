@@ -19,6 +19,7 @@ class JoinClassic:
 
     `new_member_id`: the id to give to a member that has none. `requires_id`: such a member gets the id first, and joins
     with it (KIP-394). `can_skip_assignment`: a static leader that is back understands that it need not assign.
+    `user`: for which a new group counts; "": for none.
     """
 
     to: object
@@ -34,6 +35,7 @@ class JoinClassic:
     rebalance_timeout_ms: int
     requires_id: bool = False
     can_skip_assignment: bool = False
+    user: str = ""
 
 
 @dataclass(frozen=True, slots=True)

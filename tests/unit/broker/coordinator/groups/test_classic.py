@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import struct
 import sys
 from dataclasses import dataclass, field
@@ -65,6 +66,10 @@ def assignment(topic: str, *partitions: int) -> bytes:
     return struct.pack(">hi", 0, 1) + name + struct.pack(">i", len(partitions)) + numbers + struct.pack(">i", -1)
 
 
+MEMBERS = itertools.count()
+"""Numbers of member ids: none is given twice."""
+
+
 @dataclass(eq=False)
 class Client:
     """A Kafka client in the group `g`."""
@@ -75,7 +80,6 @@ class Client:
     generation: int = -1
     protocols: tuple[tuple[str, bytes], ...] = (("range", subscription("t")), ("roundrobin", subscription("t")))
     waiting: Stream = field(default_factory=Stream)
-    ids: int = 0
 
     def ask(self, command: Command) -> Any:
         """Return the answer, or None while it waits."""
@@ -92,12 +96,11 @@ class Client:
 
     def join(self, **changes: Any) -> Any:
         self.waiting = Stream()
-        self.ids += 1
         given = {
             "to": self.waiting,
             "group_id": "g",
             "member_id": self.member_id,
-            "new_member_id": f"{self.instance or 'm'}-{id(self)}-{self.ids}",
+            "new_member_id": f"{self.instance or 'm'}-{next(MEMBERS)}",
             "instance_id": self.instance,
             "client_id": "client",
             "host": "10.0.0.1",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from broker.coordinator.groups.group import Committed, Head
-from broker.coordinator.groups.records import head_record, offset_record
+from broker.coordinator.groups.group import Committed, Head, Pending
+from broker.coordinator.groups.records import head_record, offset_record, pending_record
 from raftlog.errors import CorruptRecordError
 from raftlog.v1.group_records_pb2 import (
     AssignedPartitions,
@@ -64,3 +64,22 @@ def test_golden_bytes() -> None:
         bytes.fromhex("0a01671801"),
         bytes.fromhex("080210011a06737469636b7920092a140a10") + ID + bytes.fromhex("10043203612e2a"),
     )
+
+
+def test_the_user_that_made_a_group_is_in_one_of_its_records_and_left_out_where_there_is_none() -> None:
+    """The record of the group as a whole names it; where there is none, those of offsets do."""
+    user = bytes.fromhex("06557365723a61")
+    offset, head = Committed(5, -1, "m", 7, "t"), Head(2, 2, empty_since_ms=9)
+    of_offset = offset_record("g", (ID, 3), offset, "User:a")
+    assert of_offset[1] == (offset_record("g", (ID, 3), offset)[1] or b"") + b"\x3a" + user
+    of_pending = pending_record("g", 7, (ID, 3), Pending(offset, 4), "User:a")
+    assert of_pending[1] == (pending_record("g", 7, (ID, 3), Pending(offset, 4))[1] or b"") + b"\x3a" + user
+    of_head = head_record("g", head, "User:a")
+    assert of_head[1] == (head_record("g", head)[1] or b"") + b"\x42" + user
+    for record in (of_offset, of_pending, of_head):
+        driver = GroupDriver()
+        driver.core.replay(*record)
+        assert driver.core.groups["g"].user == "User:a"
+        assert driver.core.made.counts == {"User:a": 1}
+        driver.core.replay(record[0], None)
+        assert not driver.core.made.counts
