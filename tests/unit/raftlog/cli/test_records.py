@@ -56,7 +56,7 @@ def test_offsets() -> None:
     key = {"group_id": "g", "offset": {"topic_id": ID.hex(), "partition": 3}}
     assert readable("__consumer_offsets", OFFSET, COMMITTED) == {
         "key": key,
-        "value": {"offset": 42, "leader_epoch": -1, "metadata": "", "committed_at_ms": 5, "topic": "a"},
+        "value": {"offset": 42, "leader_epoch": -1, "metadata": "", "committed_at_ms": 5, "topic": "a", "user": ""},
     }
     assert readable("__consumer_offsets", OFFSET, None) == {"key": key, "value": None}
 
@@ -74,6 +74,7 @@ def test_offsets_of_transactions() -> None:
             "committed_at_ms": 5,
             "topic": "a",
             "producer_epoch": 2,
+            "user": "",
         },
     }
     key = GroupRecordKey(group_id="g", transaction_of=0).SerializeToString()
@@ -139,6 +140,7 @@ def test_transactions() -> None:
         "committing": [],
         "expire_after_ms": 0,
         "fenced": [],
+        "user": "",
     }
     assert internal_records.readable("events", key, b"") is None
     assert internal_records.readable("__transaction_state", b"\xff", b"") is None
