@@ -660,7 +660,7 @@ class AdminEngine:
         not answer, coordinators that are still loading, partitions without a leader.
         """
         self._metadata.wanted.add(topic)
-        await self._find_brokers()
+        await self._find_brokers(topics=(topic,))
         brokers = [each for each in self._metadata.view.brokers.values() if not each.fenced]
         answers = await asyncio.gather(
             *(self._response(broker.address, method, request, deadline, service) for broker in brokers),
@@ -687,11 +687,11 @@ class AdminEngine:
             reasons.append(CoordinatorNotAvailable(f"{topic} has partitions without a leader: {named}"))
         return len(brokers), found, reasons
 
-    async def _find_brokers(self, broker: int | None = None) -> None:
-        """Learn where brokers are and what they lead, unless what is known is young enough to try: an error corrects
-        it. `broker`: must be known."""
+    async def _find_brokers(self, broker: int | None = None, *, topics: Collection[str] = ()) -> None:
+        """Learn where brokers are and what they lead of these topics, unless what is known is young enough to try: an
+        error corrects it. `broker`: must be known."""
         known = broker is None or broker in self._metadata.view.brokers
-        await self._metadata.refresh(max_age_s=self._max_age_s * PLACES_AGES if known else 0.0)
+        await self._metadata.refresh(topics, max_age_s=self._max_age_s * PLACES_AGES if known else 0.0)
 
     def _counted(self) -> AbstractContextManager[None]:
         """Return the context manager that counts a request to a broker, for any service."""
@@ -797,7 +797,7 @@ class AdminEngine:
             if wanted is None:
                 return await self._all_topics(internal, max_age_s)
             self._metadata.wanted.update(wanted)
-            await self._metadata.refresh(max_age_s=max_age_s)
+            await self._metadata.refresh(wanted, max_age_s=max_age_s)
             view = self._metadata.view
             for name in wanted:
                 if name not in view.topics:
@@ -1462,9 +1462,10 @@ class AdminEngine:
     ) -> dict[tuple[str, TopicPartition], _Place]:
         """Return the start and end of partitions, and the age of the records at the offsets of groups."""
         named = dict.fromkeys(part for _, part in offsets)
-        self._metadata.wanted.update(topic for topic, _ in named)
+        topics = {topic for topic, _ in named}
+        self._metadata.wanted |= topics
         with contextlib.suppress(RetriableError):  # the cached metadata serves
-            await self._find_brokers()
+            await self._find_brokers(topics=topics)
         there = [part for part in named if self._metadata.view.partition(part) is not None]
         starts, ends = await asyncio.gather(
             self._look_up(dict.fromkeys(there, EARLIEST)), self._look_up(dict.fromkeys(there, LATEST))
@@ -1660,7 +1661,7 @@ class AdminEngine:
 
         async def attempt(deadline: float) -> None:
             reasons.clear()
-            await self._find_brokers()
+            await self._find_brokers(topics={part.topic for part in ids})
             led: dict[int, list[TopicPartition]] = {}
             for part in ids:
                 if part not in found:
@@ -1807,7 +1808,7 @@ class AdminEngine:
 
         async def attempt(deadline: float) -> None:
             nonlocal in_doubt
-            await self._metadata.refresh()
+            await self._metadata.refresh((part.topic,))
             view = self._metadata.view.partition(part)
             broker = self._metadata.view.brokers.get(view.leader) if view is not None else None
             if broker is None:

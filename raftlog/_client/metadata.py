@@ -282,8 +282,12 @@ class MetadataCache:
         self._flight: asyncio.Task[None] | None = None
         self._asked = _Question(frozenset(), all_topics=False, min_offset=0)
         """What the request under way asks for."""
-        self._answered: list[tuple[_Question, float]] = []
-        """The last answered question, and the last one for all topics, with the loop times at which they were asked."""
+        self._due: set[str] = set()
+        """Topics for the next request, whoever sends it: their callers wait for the end of the one under way."""
+        self._asked_s: dict[str, float] = {}
+        """By topic: the loop time of the last answered question about it."""
+        self._all_asked_s = self._any_asked_s = -math.inf
+        """The same for all topics, and for any question: each answer names the brokers."""
         self._all_wanted_s = -math.inf
         """The loop time at which a caller last wanted all topics."""
         self._keeper: asyncio.Task[None] | None = None
@@ -388,8 +392,10 @@ class MetadataCache:
         pace_ms = self._pace.pause_ms(missing_s * 1000)
         return min(pause_ms, pace_ms) if self._wanted_at_once else pace_ms
 
-    async def refresh(self, *, all_topics: bool = False, max_age_s: float = 0.0) -> None:
-        """Ask for the wanted topics, or for all; or join a request that is under way and asks for as much.
+    async def refresh(
+        self, names: Collection[str] | None = None, *, all_topics: bool = False, max_age_s: float = 0.0
+    ) -> None:
+        """Ask for these topics (None: the wanted ones), or for all; or join a request that asks for as much.
 
         With `max_age_s`, do nothing if what is known is at most that old and includes the client's own changes.
 
@@ -399,8 +405,8 @@ class MetadataCache:
         """
         if all_topics:
             self._all_wanted_s = asyncio.get_running_loop().time()
-        if not self.is_known(max_age_s, all_topics=all_topics):
-            await self._answer(self._question(all_topics or self._is_all_wanted(max_age_s)))
+        if not self.is_known(max_age_s, names, all_topics=all_topics):
+            await self._answer(self._question(names, all_topics=all_topics or self._is_all_wanted(max_age_s)))
 
     def _is_all_wanted(self, max_age_s: float) -> bool:
         """Whether somebody asks for all topics every so often: one answer then serves those who ask for some, too."""
@@ -411,28 +417,34 @@ class MetadataCache:
         """Ask, or join a request that is under way and asks for as much."""
         self._keep()
         while self._flight is not None and not self._asked.covers(question):
+            self._due |= question.names
             await asyncio.wait([self._flight])
         if self._flight is None:
-            self._asked = question
+            self._asked = question._replace(names=question.names | self._due, min_offset=self.min_offset)
+            self._due.clear()
             self._flight = asyncio.get_running_loop().create_task(self._ask())
             self._flight.add_done_callback(self._landed)
         await asyncio.shield(self._flight)
 
-    def _question(self, all_topics: bool) -> _Question:
-        return _Question(frozenset(self.wanted), self.all_topics or all_topics, self.min_offset)
+    def _question(self, names: Collection[str] | None = None, *, all_topics: bool = False) -> _Question:
+        wanted = self.wanted if names is None else names
+        return _Question(frozenset(wanted), self.all_topics or all_topics, self.min_offset)
 
-    def is_known(self, max_age_s: float, *, all_topics: bool = False) -> bool:
-        """Whether what is known of the wanted topics, or of all, is at most that old; False for 0."""
+    def is_known(self, max_age_s: float, names: Collection[str] | None = None, *, all_topics: bool = False) -> bool:
+        """Whether what is known of these topics (None: the wanted ones), or of all, is no older; False for 0."""
         if max_age_s <= 0 or self.view.metadata_offset < self.min_offset:
             return False
         since_s = asyncio.get_running_loop().time() - max_age_s
-        question = self._question(all_topics)._replace(min_offset=0)  # what is known includes that
-        return any(at_s >= since_s and asked.covers(question) for asked, at_s in self._answered)
+        if self._all_asked_s >= since_s:
+            return True
+        if all_topics or self.all_topics or self._any_asked_s < since_s:
+            return False
+        return all(self._asked_s.get(name, -math.inf) >= since_s for name in (self.wanted if names is None else names))
 
     def expire(self) -> None:
         """Use nothing of what is known instead of asking: an error has shown that it may be wrong."""
-        self._answered.clear()
-        self._all_wanted_s = -math.inf
+        self._asked_s.clear()
+        self._all_asked_s = self._any_asked_s = self._all_wanted_s = -math.inf
 
     def _landed(self, flight: asyncio.Task[None]) -> None:
         self._flight = None
@@ -448,8 +460,10 @@ class MetadataCache:
         probes, self._probes = self._probes, set()
         for at in range(0, max(1, len(names)), NAMES_AT_A_TIME):
             await self._ask_for(question, names[at : at + NAMES_AT_A_TIME], addresses, probes)
-        of_all = [each for each in self._answered if each[0].all_topics and not question.all_topics]
-        self._answered = [*of_all, (question, asked_s)]
+        self._any_asked_s = asked_s
+        self._asked_s.update(dict.fromkeys(question.names, asked_s))
+        if question.all_topics:
+            self._all_asked_s = asked_s
 
     async def _ask_for(self, question: _Question, names: list[str], addresses: list[str], probes: set[str]) -> None:
         request = metadata_pb2.MetadataRequest(
@@ -490,7 +504,7 @@ class MetadataCache:
         """
         added = name not in self.wanted
         self.wanted.add(name)
-        fresh = fresh and not self.is_known(max_age_s)
+        fresh = fresh and not self.is_known(max_age_s, (name,))
         loop = asyncio.get_running_loop()
         started = loop.time()
         failures = 0
@@ -502,7 +516,9 @@ class MetadataCache:
                 if fresh and max_age_s <= 0 and self._flight is not None:  # sent before this call
                     await asyncio.wait([self._flight])
                 # An answer about all topics does not say why one is missing: that is asked for by name.
-                await self._answer(self._question(fresh and self._is_all_wanted(max_age_s)))
+                # Only this topic is asked for: a client that comes to know thousands would ask for all with each.
+                all_topics = fresh and self._is_all_wanted(max_age_s)
+                await self._answer(self._question((name,), all_topics=all_topics))
                 fresh = False
                 error = self.view.missing.get(name) or UnknownTopicOrPartition(f"there is no topic {name!r}")
             except RetriableError as refused:

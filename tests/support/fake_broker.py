@@ -168,6 +168,8 @@ class FakeCluster:
         self.metadata_offset = 0
         self.metadata_asked: list[int] = []
         """The node of each request for metadata that was answered."""
+        self.topics_asked: list[list[str]] = []
+        """The topics of each of these requests."""
         self.subscribed: list[tuple[int, log_pb2.FetchPartition]] = []
         """(node, what was asked for) of each subscription."""
         self._behind: dict[int, tuple[int, dict[str, list[tuple[int, int]]]]] = {}

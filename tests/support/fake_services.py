@@ -345,6 +345,7 @@ class MetadataNode(metadata_pb2_grpc.MetadataServicer):
             await context.abort(grpc.StatusCode.UNAVAILABLE, "metadata is down")
         await cluster.awake(self.node)
         cluster.metadata_asked.append(self.node)
+        cluster.topics_asked.append(sorted(request.topics))
         offset, leaders = cluster.metadata_of(self.node)
         response = metadata_pb2.MetadataResponse(
             cluster_id="fake", controller_id=1, controller_epoch=1, metadata_offset=offset

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from raftlog import Admin, TopicPartition, aio
+from raftlog import Admin, Producer, TopicPartition, aio
 from raftlog._client import admin as engine
 from raftlog._client import metadata
 from raftlog.console.view import View
@@ -519,6 +519,34 @@ def test_calls_share_metadata_of_the_age_that_they_allow(cluster: FakeCluster) -
         assert asked(admin.list_topics) == 0
     with Admin(cluster.bootstrap) as admin:
         assert [asked(admin.list_topics) for _ in range(2)] == [1, 1], "without metadata.max.age.ms each call must ask"
+
+
+def test_only_what_a_call_is_about_is_asked_for(cluster: FakeCluster) -> None:
+    """Metadata of all that a client has ever seen would make the thousandth topic a hundred times as costly."""
+    for name in ("b", "c", "d"):
+        cluster.create_topic(name)
+    with Admin(cluster.bootstrap) as admin:
+        for name in ("a", "b", "c"):
+            admin.describe_topic(name)
+        admin.describe_topics(["c", "d"])
+        assert cluster.topics_asked == [["a"], ["b"], ["c"], ["c", "d"]]
+        admin.list_groups()
+        assert cluster.topics_asked[-1] == ["__consumer_offsets"]
+        cluster.topics_asked.clear()
+        with Producer(cluster.bootstrap) as producer:
+            for name in ("a", "b", "c"):
+                producer.send(name, b"").result(30)
+        assert cluster.topics_asked == [["a"], ["b"], ["c"]]
+
+
+async def test_calls_that_wait_for_a_request_share_the_next_one(cluster: FakeCluster) -> None:
+    names = [f"t{number}" for number in range(40)]
+    for name in names:
+        cluster.create_topic(name)
+    async with aio.Admin(cluster.bootstrap) as admin:
+        await asyncio.gather(*(admin.describe_topic(name) for name in names))
+    assert len(cluster.topics_asked) <= 3
+    assert sorted({name for asked in cluster.topics_asked for name in asked}) == sorted(names)
 
 
 def test_a_topic_that_does_not_exist_is_asked_for_once_by_a_console(cluster: FakeCluster) -> None:

@@ -695,7 +695,7 @@ class TestRefusalsThatMayPass:
         metadata = consumer._engine.metadata
         asks = metadata.refresh
 
-        async def refused(**_: Any) -> None:
+        async def refused(*_: Any, **__: Any) -> None:
             metadata.refresh = asks  # type: ignore[method-assign] # from the next time on
             raise error
 
