@@ -334,3 +334,11 @@ def test_the_operations_that_a_caller_may_do_have_kafkas_bits() -> None:
         assert authorized_operations(everything, Wire.GROUP, "readers") == 1 << 3 | 1 << 6 | 1 << 8
         assert authorized_operations(everything, Wire.CLUSTER, CLUSTER_NAME) == 0b1_1111_1010_0000
         assert authorized_operations(everything, Wire.TRANSACTIONAL_ID, "sink") == 1 << 4 | 1 << 8
+
+
+@pytest.mark.parametrize(
+    ("principal", "user"),
+    [("User:alice", "User:alice"), ("User:ANONYMOUS", ""), ("Node:1", ""), ("User:CN=a", "User:CN=a")],
+)
+def test_bounds_are_of_users_and_neither_of_nodes_nor_of_clients_without_a_login(principal: str, user: str) -> None:
+    assert Caller(principal).user == user
