@@ -1,4 +1,4 @@
-"""Checks of the checkout besides the tests: `./dev check [NAME...]`."""
+"""Checks of the checkout besides the tests: `./dev check [[--without] NAME...]`."""
 
 from __future__ import annotations
 
@@ -177,13 +177,15 @@ _CHECKS: dict[str, Callable[[], Problems]] = {
 
 
 def main(names: list[str]) -> int:
-    """Run the named checks, or all, and print their problems; return 1 if there are any."""
+    """Run the named checks, or all, or all but those, and print their problems; return 1 if there are any."""
+    without = names[:1] == ["--without"]
+    names = names[without:]
     unknown = [name for name in names if name not in _CHECKS]
     if unknown:
         print(f"error: no check {', '.join(unknown)}; the checks are {', '.join(_CHECKS)}", file=sys.stderr)
         return 2
     failed = []
-    for name in names or _CHECKS:
+    for name in [each for each in _CHECKS if each not in names] if without else names or _CHECKS:
         started = time.monotonic()
         problems = _CHECKS[name]()
         outcome = "FAILED" if problems else "ok"

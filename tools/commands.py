@@ -40,7 +40,10 @@ def main(arguments: list[str]) -> int:
 
 _MODULES = {
     "demo": ("raftlog_demo", "stream real records through Spark into raftlog, read them back, compare"),
-    "check": ("tools.check", "lint, format, types, generated code and pages, lock files, text: ./dev check [NAME...]"),
+    "check": (
+        "tools.check",
+        "lint, format, types, generated code and pages, lock files, text: ./dev check [[--without] NAME...]",
+    ),
     "sim": (
         "tools.sim",
         "simulate quorums, brokers, groups, transactions: ./dev sim SEED [--trace], --count N, --mutations, --help",

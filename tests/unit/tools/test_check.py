@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
-from tools.check import lock_problems, requirements_of, text_problems
+from tools.check import lock_problems, main, requirements_of, text_problems
 
 LOCK = """\
 # made by a tool
@@ -55,3 +57,23 @@ def test_an_extra_of_extras_stands_for_their_requirements() -> None:
 )
 def test_unwanted_text_is_found(text: str, found: list[str]) -> None:
     assert text_problems(text) == found
+
+
+@pytest.mark.parametrize(
+    ("names", "run"), [([], "abc"), (["b"], "b"), (["--without", "b"], "ac"), (["--without", "d"], ""), (["d"], "")]
+)
+def test_all_checks_run_or_those_that_are_named_or_all_but_those(
+    names: list[str], run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[str] = []
+
+    def check(name: str) -> Callable[[], list[str]]:
+        def note() -> list[str]:
+            ran.append(name)
+            return []
+
+        return note
+
+    monkeypatch.setattr("tools.check._CHECKS", {name: check(name) for name in "abc"})
+    assert main(names) == (0 if run else 2)
+    assert "".join(ran) == run
