@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -192,45 +193,16 @@ def lone_server(directory: Path, config: str, until: str = "") -> tuple[int, str
     return process.wait(10), log.read_text()
 
 
-def test_three_controllers_and_two_brokers(tmp_path: Path) -> None:
-    with Cluster(nodes=5, controllers=3, dedicated_controllers=True, directory=tmp_path, config=PATIENT) as cluster:
-        assert (cluster.controller_ids, cluster.broker_ids) == ([1, 2, 3], [4, 5])
-        assert len(cluster.bootstrap.split(",")) == 2
-        with raftlog.Admin(cluster.bootstrap) as admin:
-            assert [broker.broker_id for broker in admin.describe_cluster(linearizable=True).brokers] == [4, 5]
-            topic = admin.create_topic("t", partitions=4)
-            assert topic is not None
-            assert sorted({part.leader for part in topic.partitions}) == [4, 5]
-            killed = cluster.controller()
-            cluster.kill(killed)
-            admin.create_topic("u")
-            assert cluster.controller(other_than=killed) in cluster.controller_ids
-        # A second process with the id of a broker, with directories of its own.
-        config = (tmp_path / "node-4" / "server.toml").read_text()
-        config = config.replace(str(cluster.log_dir(4)), str(tmp_path / "other"))
-        for key, elsewhere in (("listeners", "127.0.0.1:0"), ("inter.node.listener", "127.0.0.1:9")):
-            config = config.replace(line_of(config, key), f'"{key}" = "{elsewhere}"')
-        code, log = lone_server(tmp_path, config)
-        assert code == 1
-        assert f"another process runs as broker 4 at {cluster.bootstrap.split(',')[0]} and stays alive" in log
-        # Another cluster's id.
-        wrong = config.replace(line_of(config, "cluster.id").split('"')[3], "another")
-        wrong = wrong.replace('"node.id" = 4', '"node.id" = 6')
-        _, log = lone_server(tmp_path, wrong, until="correct cluster.id")
-        assert "correct cluster.id" in log
-        with raftlog.Admin(cluster.bootstrap) as admin:
-            assert unfenced(admin) == [4, 5]
-
-
-def test_voters_that_do_not_match_are_told_apart(tmp_path: Path) -> None:
-    with Cluster(nodes=3, directory=tmp_path) as cluster:
-        cluster.stop(3)
-        config = (tmp_path / "node-3" / "server.toml").read_text()
+def test_voters_that_do_not_match_are_told_apart(three: Cluster, tmp_path: Path) -> None:
+    three.stop(3)
+    try:
+        config = (three.directory / "node-3" / "server.toml").read_text()
         voters = line_of(config, "controller.quorum.voters")
         code, log = lone_server(tmp_path, config.replace(voters, voters.replace("1@", "7@")))
         assert code != 0
         assert "raftlog quorum set-voters" in log
-        cluster.start(3)
+    finally:
+        three.start(3)
 
 
 def test_all_stop_at_once_quickly_and_the_same_directory_is_the_same_cluster(tmp_path: Path) -> None:
@@ -301,12 +273,50 @@ def test_a_broker_cut_off_from_the_controllers_stops_serving_and_comes_back() ->
         cluster.wait_for(lambda asked: len(unfenced(asked)) == 3, what="the broker is back")
 
 
-def test_unregistering_needs_a_broker_that_is_gone() -> None:
-    with Cluster(nodes=4, config=PATIENT) as cluster, raftlog.Admin(cluster.bootstrap) as admin:
-        assert cluster.controller_ids == [1, 2, 3]
+@pytest.fixture(scope="module")
+def dedicated() -> Iterator[Cluster]:
+    """Three controllers that are no brokers, and brokers 4 and 5; each test leaves all controllers running."""
+    with Cluster(nodes=5, controllers=3, dedicated_controllers=True, config=PATIENT) as cluster:
+        yield cluster
+
+
+def test_three_controllers_and_two_brokers(dedicated: Cluster, tmp_path: Path) -> None:
+    assert (dedicated.controller_ids, dedicated.broker_ids) == ([1, 2, 3], [4, 5])
+    assert len(dedicated.bootstrap.split(",")) == 2
+    with raftlog.Admin(dedicated.bootstrap) as admin:
+        assert [broker.broker_id for broker in admin.describe_cluster(linearizable=True).brokers] == [4, 5]
+        topic = admin.create_topic("t", partitions=4)
+        assert topic is not None
+        assert sorted({part.leader for part in topic.partitions}) == [4, 5]
+        killed = dedicated.controller()
+        dedicated.kill(killed)
+        admin.create_topic("u")
+        assert dedicated.controller(other_than=killed) in dedicated.controller_ids
+    # A second process with the id of a broker, with directories of its own.
+    config = (dedicated.directory / "node-4" / "server.toml").read_text()
+    config = config.replace(str(dedicated.log_dir(4)), str(tmp_path / "other"))
+    for key, elsewhere in (("listeners", "127.0.0.1:0"), ("inter.node.listener", "127.0.0.1:9")):
+        config = config.replace(line_of(config, key), f'"{key}" = "{elsewhere}"')
+    code, log = lone_server(tmp_path, config)
+    assert code == 1
+    assert f"another process runs as broker 4 at {dedicated.bootstrap.split(',')[0]} and stays alive" in log
+    # Another cluster's id.
+    wrong = config.replace(line_of(config, "cluster.id").split('"')[3], "another")
+    wrong = wrong.replace('"node.id" = 4', '"node.id" = 6')
+    _, log = lone_server(tmp_path, wrong, until="correct cluster.id")
+    assert "correct cluster.id" in log
+    with raftlog.Admin(dedicated.bootstrap) as admin:
+        assert unfenced(admin) == [4, 5]
+        for name in ("t", "u"):
+            admin.delete_topic(name)
+    dedicated.start(killed)
+
+
+def test_unregistering_needs_a_broker_that_is_gone(dedicated: Cluster) -> None:
+    with raftlog.Admin(dedicated.bootstrap) as admin:
         with pytest.raises(InvalidRequestError, match="stop it first"):
-            admin.unregister_broker(4)
-        cluster.stop(4)
-        cluster.wait_for(lambda asked: 4 not in unfenced(asked), what="the broker that has stopped is fenced")
-        admin.unregister_broker(4)
-        assert [broker.broker_id for broker in admin.describe_cluster(linearizable=True).brokers] == [1, 2, 3]
+            admin.unregister_broker(5)
+        dedicated.stop(5)
+        dedicated.wait_for(lambda asked: 5 not in unfenced(asked), what="the broker that has stopped is fenced")
+        admin.unregister_broker(5)
+        assert [broker.broker_id for broker in admin.describe_cluster(linearizable=True).brokers] == [4]
