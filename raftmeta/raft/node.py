@@ -454,6 +454,7 @@ class RaftNode:
         self._hand_over_again_s = -math.inf
         self._last_contact_s: dict[int, float] = {}
         self._peer_states: dict[int, VoterStateValue] = {}
+        self._peer_incarnations: dict[int, int] = {}
         self._state_changed = False
         """Whether an earlier hello of this process may show an outdated state."""
         self._untold: set[int] = set()
@@ -586,10 +587,14 @@ class RaftNode:
     def hello_from(self, peer_id: int, hello: RaftHello) -> None:
         """Note an accepted hello, on a stream in either direction."""
         self._last_contact_s[peer_id] = self._clock()
-        self._peer_states[peer_id] = hello.voter_state
-        if hello.voter_state in (FRESH, JOINING):
+        state = hello.voter_state
+        if hello.incarnation == self._peer_incarnations.get(peer_id) and self._peer_states[peer_id] == VOTER:
+            state = VOTER  # made before its notice, which came on the stream in the other direction
+        self._peer_incarnations[peer_id] = hello.incarnation
+        self._peer_states[peer_id] = state
+        if state in (FRESH, JOINING):
             self._consensus.forget_match(self._peers[peer_id])
-        self._guard.heard(peer_id, hello.voter_state, hello.current_term)
+        self._guard.heard(peer_id, state, hello.current_term)
 
     def link_up(self, peer_id: int, hello: RaftHello) -> None:
         """Note that this node's stream to `peer_id` is up, with nothing sent on it yet."""

@@ -377,6 +377,23 @@ def test_peers_hear_of_a_new_state_even_if_the_link_was_down_meanwhile() -> None
         assert cluster[2].peers()[3].state == VOTER
 
 
+def test_a_hello_from_before_a_node_became_a_voter_does_not_undo_that() -> None:
+    """Two streams join two nodes. The hello of the second can be older than the notice that came on the first."""
+    with raft_cluster() as cluster:
+        cluster.elect(1)
+        cluster.kill(3)
+        cluster.hosts[3].disk = MemoryDisk()
+        cluster.start(3)
+        assert cluster.run(5, lambda: cluster[1].peers()[3].state == VOTER)
+        late = cluster[3].hello(1)
+        late.voter_state = JOINING
+        cluster[1].link_up(3, late)
+        assert cluster[1].peers()[3].state == VOTER
+        late.incarnation += 1  # another process, on an empty disk
+        cluster[1].hello_from(3, late)
+        assert cluster[1].peers()[3].state == JOINING
+
+
 def test_a_node_that_has_started_again_still_refuses_to_replace_what_was_committed() -> None:
     """It does not know the commit index again yet; what its log was told of it is enough to notice such a leader."""
     with raft_cluster() as cluster:
