@@ -64,8 +64,8 @@ class RangeReader:
         found: dict[str, TopicView] = {}
         for name in names:
             with contextlib.suppress(UnknownTopicOrPartition):
-                found[name] = await engine.metadata.topic(name, timeout_ms, fresh=fresh)
-            fresh = False  # one response covers all topics asked for so far
+                found[name] = await engine.metadata.topic(name, timeout_ms, fresh=fresh, along=names)
+            fresh = False  # the first response covers all of them
         return found
 
     async def _matching(self, pattern: re.Pattern[str], fresh: bool, timeout_ms: float) -> dict[str, TopicView]:

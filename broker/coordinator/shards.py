@@ -163,10 +163,6 @@ def partition_for(key: str, partitions: int) -> int:
     return (0 if value == _MIN_INT32 else abs(value)) % partitions
 
 
-MAX_OF_USER: Final = 10_000
-"""Ids that a user may make, unless the configuration says otherwise."""
-
-
 class Coordination(NamedTuple):
     """The place where an id is coordinated."""
 
@@ -194,7 +190,7 @@ class Coordinators(ABC, Generic[CommandT, TopicsT]):
         executor: Executor,
         clock: Clock,
         lease: Lease,
-        most_of_user: int = MAX_OF_USER,
+        most_of_user: int,
     ) -> None:
         self._node_id = node_id
         self._clock = clock

@@ -390,8 +390,10 @@ class ConsumerEngine:
         deadline = self._api_deadline()
         wanted = [TopicPartition(*topic_partition) for topic_partition in partitions]
         views = {}
-        for topic in dict.fromkeys(topic_partition.topic for topic_partition in wanted):
-            views[topic] = await self.metadata.topic(topic, max(0.0, deadline - self.loop.time()) * 1000)
+        topics = dict.fromkeys(topic_partition.topic for topic_partition in wanted)
+        for topic in topics:
+            left_ms = max(0.0, deadline - self.loop.time()) * 1000
+            views[topic] = await self.metadata.topic(topic, left_ms, along=topics)
         for topic_partition in wanted:
             if not 0 <= topic_partition.partition < len(views[topic_partition.topic].partitions):
                 count = len(views[topic_partition.topic].partitions)

@@ -283,11 +283,11 @@ class MetadataCache:
         self._asked = _Question(frozenset(), all_topics=False, min_offset=0)
         """What the request under way asks for."""
         self._due: set[str] = set()
-        """Topics for the next request, whoever sends it: their callers wait for the end of the one under way."""
-        self._asked_s: dict[str, float] = {}
-        """By topic: the loop time of the last answered question about it."""
-        self._all_asked_s = self._any_asked_s = -math.inf
-        """The same for all topics, and for any question: each answer names the brokers."""
+        """Topics that callers wait to ask for until the present request ends. The next request names all of them."""
+        self._answered_s: dict[str, float] = {}
+        """By topic: the loop time at which the last answered request that named it was sent."""
+        self._all_answered_s = self._any_answered_s = -math.inf
+        """The same of the last answered request for all topics, and of the last answered one, whatever it named."""
         self._all_wanted_s = -math.inf
         """The loop time at which a caller last wanted all topics."""
         self._keeper: asyncio.Task[None] | None = None
@@ -435,16 +435,18 @@ class MetadataCache:
         if max_age_s <= 0 or self.view.metadata_offset < self.min_offset:
             return False
         since_s = asyncio.get_running_loop().time() - max_age_s
-        if self._all_asked_s >= since_s:
+        if self._all_answered_s >= since_s:
             return True
-        if all_topics or self.all_topics or self._any_asked_s < since_s:
+        if all_topics or self.all_topics or self._any_answered_s < since_s:
             return False
-        return all(self._asked_s.get(name, -math.inf) >= since_s for name in (self.wanted if names is None else names))
+        return all(
+            self._answered_s.get(name, -math.inf) >= since_s for name in (self.wanted if names is None else names)
+        )
 
     def expire(self) -> None:
         """Use nothing of what is known instead of asking: an error has shown that it may be wrong."""
-        self._asked_s.clear()
-        self._all_asked_s = self._any_asked_s = self._all_wanted_s = -math.inf
+        self._answered_s.clear()
+        self._all_answered_s = self._any_answered_s = self._all_wanted_s = -math.inf
 
     def _landed(self, flight: asyncio.Task[None]) -> None:
         self._flight = None
@@ -460,10 +462,10 @@ class MetadataCache:
         probes, self._probes = self._probes, set()
         for at in range(0, max(1, len(names)), NAMES_AT_A_TIME):
             await self._ask_for(question, names[at : at + NAMES_AT_A_TIME], addresses, probes)
-        self._any_asked_s = asked_s
-        self._asked_s.update(dict.fromkeys(question.names, asked_s))
+        self._any_answered_s = asked_s
+        self._answered_s.update(dict.fromkeys(question.names, asked_s))
         if question.all_topics:
-            self._all_asked_s = asked_s
+            self._all_answered_s = asked_s
 
     async def _ask_for(self, question: _Question, names: list[str], addresses: list[str], probes: set[str]) -> None:
         request = metadata_pb2.MetadataRequest(
@@ -493,10 +495,19 @@ class MetadataCache:
             grace_s = 0.0 if isinstance(error, CertificateRefused) else min(grace_s, REFUSED_GRACE_S)
         return isinstance(error, NobodyListens) and not self.view.brokers and waited_s >= grace_s
 
-    async def topic(self, name: str, timeout_ms: float, *, fresh: bool = False, max_age_s: float = 0.0) -> TopicView:
+    async def topic(
+        self,
+        name: str,
+        timeout_ms: float,
+        *,
+        fresh: bool = False,
+        max_age_s: float = 0.0,
+        along: Collection[str] = (),
+    ) -> TopicView:
         """Return the view of a topic; ask if it is not known.
 
-        With `fresh`, always send a request and use its answer, unless what is known is at most `max_age_s` old.
+        With `fresh`, always send a request and use its answer, unless what is known is at most `max_age_s` old. A
+        request asks for the topics `along` too: the caller wants these next.
 
         Raises:
             UnknownTopicOrPartition, InvalidTopic: brokers say so for UNKNOWN_TOPIC_GRACE_S.
@@ -518,7 +529,7 @@ class MetadataCache:
                 # An answer about all topics does not say why one is missing: that is asked for by name.
                 # Only this topic is asked for: a client that comes to know thousands would ask for all with each.
                 all_topics = fresh and self._is_all_wanted(max_age_s)
-                await self._answer(self._question((name,), all_topics=all_topics))
+                await self._answer(self._question({name, *along}, all_topics=all_topics))
                 fresh = False
                 error = self.view.missing.get(name) or UnknownTopicOrPartition(f"there is no topic {name!r}")
             except RetriableError as refused:
@@ -612,8 +623,9 @@ class OffsetLookup:
         loop = asyncio.get_running_loop()
         started = loop.time()
         deadline = started + self._options.default_api_timeout_ms / 1000
-        for topic in dict.fromkeys(topic_partition.topic for topic_partition in timestamps_ms):
-            await self._metadata.topic(topic, self._options.default_api_timeout_ms)
+        topics = dict.fromkeys(topic_partition.topic for topic_partition in timestamps_ms)
+        for topic in topics:
+            await self._metadata.topic(topic, self._options.default_api_timeout_ms, along=topics)
         found: dict[TopicPartition, OffsetAndTimestamp | None] = {}
         failures = 0
         while True:
@@ -654,8 +666,9 @@ class OffsetLookup:
         loop = asyncio.get_running_loop()
         patience_s = self._options.default_api_timeout_ms / 1000 if patience_s is None else patience_s
         until = loop.time() + patience_s
-        for topic in dict.fromkeys(topic_partition.topic for topic_partition in timestamps_ms):
-            await self._metadata.topic(topic, patience_s * 1000)
+        topics = dict.fromkeys(topic_partition.topic for topic_partition in timestamps_ms)
+        for topic in topics:
+            await self._metadata.topic(topic, patience_s * 1000, along=topics)
         found: dict[TopicPartition, OffsetAndTimestamp | None] = {}
         failures = 0
         while True:

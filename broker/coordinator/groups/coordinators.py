@@ -15,7 +15,7 @@ from broker.coordinator.groups.group import Group
 from broker.coordinator.groups.topics import TopicsView
 from broker.coordinator.internal_topics import CONSUMER_OFFSETS
 from broker.coordinator.shard import Shard
-from broker.coordinator.shards import MAX_OF_USER, Coordination, Coordinators, java_hash, partition_for
+from broker.coordinator.shards import Coordination, Coordinators, java_hash, partition_for
 from broker.server.lease import Lease
 from raftlog.errors import InvalidGroupId
 from raftmeta.features import LIVE_GROUPS_LEVEL, metadata_version
@@ -79,7 +79,7 @@ class GroupCoordinators(Coordinators[Command, TopicsView]):
         executor: Executor,
         clock: Clock,
         lease: Lease,
-        most_of_user: int = MAX_OF_USER,
+        most_of_user: int,
     ) -> None:
         self._config = config
         self._assignors = assignors

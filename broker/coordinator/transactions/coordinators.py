@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from broker.clock import Clock
 from broker.coordinator.internal_topics import TRANSACTION_STATE
-from broker.coordinator.shards import MAX_OF_USER, Coordinators
+from broker.coordinator.shards import Coordinators
 from broker.coordinator.transactions.checks import check_id
 from broker.coordinator.transactions.commands import Command, TransactionConfig
 from broker.coordinator.transactions.coordinator import TransactionCoordinator
@@ -37,7 +37,7 @@ class TransactionCoordinators(Coordinators[Command, object]):
         executor: Executor,
         clock: Clock,
         lease: Lease,
-        most_of_user: int = MAX_OF_USER,
+        most_of_user: int,
     ) -> None:
         self._config = config
         self._markers = markers

@@ -247,6 +247,7 @@ class DataBroker(SimBroker):
             executor=self.executor,
             clock=self._clock,
             lease=self._serving_lease,
+            most_of_user=10_000,
         )
         self.registry.on_term.append(self.coordinators.on_term)
         if simulation.has_transactions:
@@ -273,6 +274,7 @@ class DataBroker(SimBroker):
             executor=self.executor,
             clock=self._clock,
             lease=self._serving_lease,
+            most_of_user=10_000,
         )
         self.registry.on_term.append(self.transactions.on_term)
         self._verifier = self.new_verifier()

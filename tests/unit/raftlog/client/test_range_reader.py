@@ -8,6 +8,7 @@ from contextlib import closing
 
 import pytest
 
+from raftlog import Consumer
 from raftlog._range_reader import RangeReader
 from raftlog.errors import AuthenticationFailed, BrokerUnavailable
 from raftlog.types import TopicPartition
@@ -48,6 +49,27 @@ def test_a_pattern_is_asked_for_no_longer_than_the_timeout() -> None:
         with pytest.raises(BrokerUnavailable):
             reader.topics(pattern=re.compile("t.*"))
         assert 0.4 < time.monotonic() - began < 40
+
+
+def test_fresh_topics_are_all_fresh_from_one_question() -> None:
+    with FakeCluster() as cluster:
+        cluster.create_topic("a")
+        cluster.create_topic("b")
+        with closing(RangeReader(cluster.bootstrap, auto_offset_reset="none")) as reader:
+            reader.topics(["a", "b"])
+            assert cluster.topics_asked == [["a", "b"]]
+            cluster.add_partitions("a", 2)
+            cluster.add_partitions("b", 3)
+            found = reader.topics(["a", "b"], fresh=True)
+            assert {name: len(view.partitions) for name, view in found.items()} == {"a": 2, "b": 3}
+            assert cluster.topics_asked == [["a", "b"]] * 2
+            partitions = [TopicPartition(name, 0) for name in ("a", "b")]
+    with FakeCluster() as cluster:
+        for part in partitions:
+            cluster.create_topic(part.topic)
+        with Consumer(cluster.bootstrap, group_id=None) as consumer:
+            consumer.assign(partitions)
+            assert cluster.topics_asked == [["a", "b"]]
 
 
 def test_a_pattern_is_found_once_the_cluster_is_back() -> None:

@@ -112,7 +112,14 @@ def test_a_broker_without_a_lease_names_others_but_not_itself() -> None:
         lease = SwitchedLease()
         with ThreadPoolExecutor(1) as executor:
             coordinators = GroupCoordinators(
-                1, lambda: metadata.image, GroupConfig(), {}, executor=executor, clock=SystemClock(), lease=lease
+                1,
+                lambda: metadata.image,
+                GroupConfig(),
+                {},
+                executor=executor,
+                clock=SystemClock(),
+                lease=lease,
+                most_of_user=1,
             )
         named = {coordinators.named(f"g{number}").broker.broker_id for number in range(20)}
         assert named == {1, 2}
@@ -143,6 +150,7 @@ def test_live_groups_move_up_from_the_level_on_that_all_brokers_know_them() -> N
                 executor=executor,
                 clock=SystemClock(),
                 lease=SwitchedLease(),
+                most_of_user=1,
             )
         core = coordinators._make_core(0)
         assert not core._context.may_upgrade()
