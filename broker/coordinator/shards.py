@@ -197,7 +197,7 @@ class Coordinators(ABC, Generic[CommandT, TopicsT]):
         self._logged = Rarely()
         self.refused_ids = 0
         """New ids that were refused because their users have made enough."""
-        self.bound = UserBound(self.LIMIT, self.COUNTED, most_of_user, self._made_by, self._refused)
+        self.bound = UserBound(self.LIMIT, self.COUNTED, most_of_user, self._made_by, self.refused)
         self._newest_image = image
         self._lease = lease
         self._image = image()
@@ -252,7 +252,8 @@ class Coordinators(ABC, Generic[CommandT, TopicsT]):
         cores = (shard.core for _, shard in self.shards())
         return sum(core.made.counts.get(user, 0) for core in cores if core is not None)
 
-    def _refused(self, user: str) -> None:
+    def refused(self, user: str) -> None:
+        """Count and log that a user was refused an id."""
         self.refused_ids += 1
         if self._logged.may_log(user, self._clock.monotonic_ms()):
             logger.warning(

@@ -1,4 +1,4 @@
-"""How many ids each user has made, and the bound on it. Pure.
+"""How many ids each user has made, which groups its transactions have named, and the bounds on both. Pure.
 
 A coordinator keeps the user that makes an id in the id's record (docs/adr/0037):
 
@@ -8,11 +8,14 @@ A coordinator keeps the user that makes an id in the id's record (docs/adr/0037)
 
 So the counts follow from the records, and the next coordinator has the same ones. A record without a user counts for no
 user: older versions wrote such records, and this one does for clients without a login and for nodes.
+
+A group keeps the end of a transaction that named it, whether or not there is such a group, and nothing can refuse a
+transaction's end. So what is bounded is what transactions name (`NamedGroups`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from raftlog.errors import PolicyViolation
@@ -86,3 +89,56 @@ class UserBound:
 
 NO_BOUND: Final = UserBound("", "ids", 1, lambda user: 0)
 """Of a coordinator by itself, as in tests."""
+
+
+class NamedGroups:
+    """The groups that transactions of each user have named lately, for all coordinators of a broker together.
+
+    What counts is a group with a producer id: a group keeps one end for each producer id, the last one. The same group
+    in the next transaction of an application counts no further.
+
+    Args:
+        limit: the key that sets the bound.
+        most: groups that the transactions of a user may name within `kept_ms`.
+        kept_ms: how long a group keeps the end of a transaction.
+        refused: is called with a user whose transactions have named too many.
+    """
+
+    def __init__(self, limit: str, most: int, kept_ms: int, refused: Callable[[str], None] = lambda user: None) -> None:
+        assert most > 0
+        assert kept_ms > 0
+        self._limit = limit
+        self._most = most
+        self._kept_ms = kept_ms
+        self._refused = refused
+        self._named: dict[str, dict[tuple[int, str], int]] = {}
+        """By user: when a group was last named with a producer id, the oldest first."""
+
+    def count(self, user: str) -> int:
+        """Return how many the transactions of a user have named, some of them perhaps too long ago to count."""
+        return len(self._named.get(user, ()))
+
+    def add(self, user: str, producer_id: int, group_ids: Iterable[str], wall_ms: int) -> None:
+        """Note that a transaction names groups which it has not named before; those of "" do not count.
+
+        Raises:
+            PolicyViolation: these would be too many; then none of them is noted.
+        """
+        pairs = [(producer_id, group_id) for group_id in group_ids]
+        if not user or not pairs:
+            return
+        named = self._named.setdefault(user, {})
+        while named and next(iter(named.values())) <= wall_ms - self._kept_ms:
+            del named[next(iter(named))]
+        if len(named) + sum(pair not in named for pair in pairs) > self._most:
+            if not named:
+                del self._named[user]
+            self._refused(user)
+            raise PolicyViolation(
+                f"transactions of {user} have named {len(named)} groups at this broker, and may name {self._most} "
+                f"within {self._kept_ms // 1_000} s ({self._limit}, producer.id.expiration.ms). Commit offsets for "
+                "groups that they have named before, wait, or ask an administrator to raise the limit"
+            )
+        for pair in pairs:
+            named.pop(pair, None)
+            named[pair] = wall_ms

@@ -12,6 +12,7 @@ An error becomes the code after which a client of that version does the right th
     another producer has taken over   PRODUCER_FENCED                 INVALID_PRODUCER_EPOCH: final as well
     the transaction has timed out     TRANSACTION_ABORTABLE           INVALID_PRODUCER_ID_MAPPING: abort, InitProducerId
     the user has made enough ids      TRANSACTIONAL_ID_AUTHORIZATION_FAILED: final; librdkafka retries POLICY_VIOLATION
+    its transactions named enough     GROUP_AUTHORIZATION_FAILED: the client aborts
 """
 
 from __future__ import annotations
@@ -91,6 +92,8 @@ def offsets_code(version: int, error: RaftlogError) -> int:
     """Return the code of an error of TxnOffsetCommit; clients abort after ILLEGAL_GENERATION."""
     if isinstance(error, ProducerFenced):
         return errors.INVALID_PRODUCER_EPOCH
+    if isinstance(error, PolicyViolation):
+        return errors.GROUP_AUTHORIZATION_FAILED
     if isinstance(error, (FencedMemberEpoch, StaleMemberEpoch)) or (
         isinstance(error, TransactionAbortable) and version < _CODES[api.END_TXN].abortable
     ):
@@ -194,6 +197,8 @@ class TransactionApis:
         try:
             await self._apis.call("Transaction/AddToTransaction", self._transactions.AddToTransaction, call, who)
         except RaftlogError as error:
+            if isinstance(error, PolicyViolation):
+                return {"error_code": errors.GROUP_AUTHORIZATION_FAILED}
             return {"error_code": coordinator_code(api.ADD_OFFSETS_TO_TXN, version, error)}
         return {}
 

@@ -35,6 +35,7 @@ from broker.coordinator.transactions.marker_links import MarkerLinks
 from broker.coordinator.transactions.marker_sender import LocalMarkers, MarkerSender
 from broker.coordinator.transactions.producer_ids import ProducerIds
 from broker.coordinator.transactions.verifier import ProducerChecks, TransactionVerifier
+from broker.coordinator.user_bound import NamedGroups
 from broker.log.flush import GroupCommit
 from broker.log.log_dir import LOCK_FILE
 from broker.log.manager import LogManager
@@ -329,6 +330,9 @@ class BrokerRole:
             clock=clock,
             lease=self._lease,
             most_of_user=config.max_transactional_ids_per_user,
+            named=NamedGroups(
+                self._groups.LIMIT, config.max_groups_per_user, config.producer_id_expiration_ms, self._groups.refused
+            ),
         )
         self._verifier = TransactionVerifier(
             config.node_id, self._transactions, self._inter_node_address, clock, to_nodes

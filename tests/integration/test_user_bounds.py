@@ -116,6 +116,39 @@ def test_a_tenant_makes_no_more_transactional_ids_than_it_may(cluster: Cluster) 
     assert sorted(each.transactional_id for each in listed) == ["t-0", "t-1", "t-2", "t-3"]
 
 
+def test_the_transactions_of_a_tenant_name_no_more_groups_than_they_may(cluster: Cluster) -> None:
+    """A group keeps the end of each transaction that named it; the names of groups that never were count as well."""
+    refused = metric(cluster, "ids_refused_total", GROUPS)
+    offsets = {TopicPartition("t-topic", 0): 0}
+    with Producer(cluster.bootstrap, transactional_id="t-0", config=settings(cluster, TENANT)) as producer:
+        producer.init_transactions(timeout=WAIT_S)
+        for number in (0, 1, 1, 2, 0):
+            producer.begin_transaction()
+            producer.send_offsets_to_transaction(offsets, f"t-named-{number}", timeout=WAIT_S)
+            producer.abort_transaction(timeout=WAIT_S)
+        producer.begin_transaction()
+        with pytest.raises(PolicyViolation, match=rf"User:{TENANT} have named 3 groups.*{GROUPS}"):
+            producer.send_offsets_to_transaction(offsets, "t-named-3", timeout=WAIT_S)
+        producer.abort_transaction(timeout=WAIT_S)
+    assert metric(cluster, "ids_refused_total", GROUPS) == refused + 1
+
+    kafka = confluent_kafka.Producer({**kafka_settings(cluster, TENANT), "transactional.id": "t-0"})
+    consumer = confluent_kafka.Consumer({**kafka_settings(cluster, TENANT), "group.id": "t-named-3"})
+    try:
+        kafka.init_transactions(WAIT_S)
+        kafka.begin_transaction()
+        with pytest.raises(confluent_kafka.KafkaException) as raised:
+            kafka.send_offsets_to_transaction(
+                [confluent_kafka.TopicPartition("t-topic", 0, 0)], consumer.consumer_group_metadata(), WAIT_S
+            )
+        told = raised.value.args[0]
+        assert told.code() == confluent_kafka.KafkaError.GROUP_AUTHORIZATION_FAILED
+        assert told.txn_requires_abort(), "the client must not try again"
+        kafka.abort_transaction(WAIT_S)
+    finally:
+        consumer.close()
+
+
 def join(cluster: Cluster, user: str, group_id: str) -> None:
     """Be a member of a group until it has assigned a partition."""
     with Consumer(

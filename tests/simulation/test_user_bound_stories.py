@@ -10,6 +10,7 @@ import pytest
 from broker.coordinator.groups.classic.commands import JoinClassic
 from broker.coordinator.groups.commands import DeleteGroup, GroupConfig
 from broker.coordinator.transactions.commands import InitProducer, TransactionConfig
+from broker.coordinator.user_bound import NamedGroups
 from raftlog.errors import PolicyViolation
 from raftlog.v1 import transaction_pb2
 from raftmeta.producer_ids import ProducerIdKey
@@ -124,6 +125,39 @@ def test_an_id_counts_for_its_user_whatever_becomes_of_it(parts: Parts) -> None:
     assert is_id_refused(driver, "b"), "an id with another producer id must count as before"
     driver.restart()
     assert driver.core.made.counts == {TENANT: 1}
+
+
+def test_the_transactions_of_a_user_name_no_more_groups_than_they_may(parts: Parts) -> None:
+    """What they have named they name again; the next coordinator counts on, since both are of one broker."""
+    named = NamedGroups("max.groups.per.user", 3, IDLE_MS)
+    driver = TransactionDriver(named=named)
+    producers = [driver.init(name, user=TENANT) for name in "ab"]
+
+    def transact(number: int, *groups: str) -> None:
+        driver.add(producers[number], 0, groups=groups)
+        producers[number] = driver.ended(producers[number])
+
+    def is_name_refused(number: int, *groups: str) -> bool:
+        return is_refused(driver, partial(driver.add, producers[number], 0, groups=groups))
+
+    transact(0, "g", "h")
+    transact(0, "h")
+    transact(1, "g")
+    assert is_name_refused(0, "i"), "a third group of a producer must be refused"
+    assert is_name_refused(1, "h"), "a group that another producer has named must be refused: it keeps an end for each"
+    driver.add(producers[1], 0, groups=["g"])
+    assert is_name_refused(1, "i"), "a group must be refused to a transaction that has begun"
+    producers[1] = driver.ended(producers[1])
+    driver.restart()
+    driver.write_markers()
+    assert is_name_refused(0, "i"), "the next coordinator of the broker must go on counting"
+    others = driver.init("c", user=OTHER), driver.init("without a login")
+    for number, producer in enumerate(others):
+        driver.add(producer, 0, groups=["i", "j", "k"])
+        assert named.count((OTHER, "")[number]) == (3, 0)[number]
+    driver.wait(IDLE_MS)
+    assert not is_name_refused(0, "i", "j", "k"), "what groups have forgotten must not count"
+    assert named.count(TENANT) == 3
 
 
 # Groups

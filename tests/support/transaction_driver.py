@@ -35,7 +35,7 @@ from broker.coordinator.transactions.coordinator import TransactionCoordinator
 from broker.coordinator.transactions.listing import Rest
 from broker.coordinator.transactions.records import partition_messages
 from broker.coordinator.transactions.transaction import Sink, Transaction
-from broker.coordinator.user_bound import NO_BOUND, UserBound
+from broker.coordinator.user_bound import NO_BOUND, NamedGroups, UserBound
 from raftlog.errors import RaftlogError, from_wire
 from raftlog.v1 import transaction_pb2
 
@@ -99,10 +99,16 @@ def hard(core: TransactionCoordinator) -> tuple[dict[str, Transaction], dict[str
 class TransactionDriver:
     """Decides, appends and replays at once; markers are written when a test says so.
 
-    `most_of_user`: transactional ids and sinks that a user may make; None: any number.
+    `most_of_user`: transactional ids and sinks that a user may make; None: any number. `named`: the groups that
+    transactions have named, with the bound on them.
     """
 
-    def __init__(self, config: TransactionConfig | None = None, most_of_user: int | None = None) -> None:
+    def __init__(
+        self,
+        config: TransactionConfig | None = None,
+        most_of_user: int | None = None,
+        named: NamedGroups | None = None,
+    ) -> None:
         self.config = config or TransactionConfig()
         self.refused: list[str] = []
         """The users that a bound has refused something."""
@@ -121,7 +127,8 @@ class TransactionDriver:
         self.token = MarkerToken()
         self.pending: list[PendingMarkers] = []
         self.producer_ids = count(4000)
-        self.core = TransactionCoordinator(self.config, self.token, self.bound)
+        self.named = named
+        self.core = TransactionCoordinator(self.config, self.token, self.bound, self.named)
         self.core.loaded(self.now)
 
     @property
@@ -132,7 +139,7 @@ class TransactionDriver:
         """Another coordinator has read the log."""
         self.log = list(self.log if log is None else log)
         self.pending.clear()
-        self.core = TransactionCoordinator(self.config, self.token, self.bound)
+        self.core = TransactionCoordinator(self.config, self.token, self.bound, self.named)
         for key, value in self.log:
             self.core.replay(key, value)
         self.core.loaded(self.now)

@@ -55,7 +55,7 @@ from broker.coordinator.transactions.commands import (
 from broker.coordinator.transactions.listing import Rest
 from broker.coordinator.transactions.state import HardState, Owner, ParkedAnswers
 from broker.coordinator.transactions.transaction import MAX_EPOCH, NONE, STAGE_EPOCH, Former, Sink, State, Transaction
-from broker.coordinator.user_bound import NO_BOUND, Made, UserBound
+from broker.coordinator.user_bound import NO_BOUND, Made, NamedGroups, UserBound
 from raftlog.errors import (
     BatchAlreadyCommitted,
     ConcurrentTransactions,
@@ -232,10 +232,16 @@ def _begun(transaction: Transaction) -> Message:
 # AddToTransaction
 
 
-def add(known: Transaction | None, request: transaction_pb2.AddToTransactionRequest, now_ms: int) -> Outcome:
-    """Begin the transaction if it has not begun, and add to it.
+def add(
+    known: Transaction | None,
+    request: transaction_pb2.AddToTransactionRequest,
+    now_ms: int,
+    named: NamedGroups | None = None,
+) -> Outcome:
+    """Begin the transaction if it has not begun, and add to it. `named`: what transactions of its user have named.
 
     Raises:
+        PolicyViolation: transactions of its user have named too many groups.
         InvalidRequestError, InvalidGroupId: the request is invalid.
         ConcurrentTransactions: the last transaction is not over yet.
         TransactionAbortable: the coordinator has aborted it by itself.
@@ -257,6 +263,8 @@ def add(known: Transaction | None, request: transaction_pb2.AddToTransactionRequ
     added = known.added(partitions, group_ids, now_ms)
     check_count("partitions", len(added.partitions), MAX_PARTITIONS)
     check_count("groups", len(added.group_ids), MAX_GROUPS)
+    if named is not None:
+        named.add(known.user, known.producer_id, added.group_ids - known.group_ids, now_ms)
     return Outcome(answer, added)
 
 
@@ -477,12 +485,20 @@ class TransactionCoordinator:
     """State of the transactions of one shard.
 
     `markers`: the token to which PendingMarkers are sent. `bound`: on the transactional ids and sinks of a user.
+    `named`: the groups that transactions of each user have named, with the bound on them; None: any number.
     """
 
-    def __init__(self, config: TransactionConfig, markers: object, bound: UserBound = NO_BOUND) -> None:
+    def __init__(
+        self,
+        config: TransactionConfig,
+        markers: object,
+        bound: UserBound = NO_BOUND,
+        named: NamedGroups | None = None,
+    ) -> None:
         self._config = config
         self._markers = markers
         self._bound = bound
+        self._named = named
         self._state = HardState()
         self._undone = self._state.undone
         # For as long as this coordinator lives:
@@ -591,7 +607,7 @@ class TransactionCoordinator:
             case InitProducer():
                 outcome = init(known, command, self._config, now.wall_ms, self._bound)
             case AddTo():
-                outcome = add(known, command.request, now.wall_ms)
+                outcome = add(known, command.request, now.wall_ms, self._named)
             case End():
                 outcome = end(known, command.request, now.wall_ms)
             case Verify():

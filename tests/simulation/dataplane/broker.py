@@ -22,6 +22,7 @@ from broker.coordinator.transactions.marker_links import MarkerLinks
 from broker.coordinator.transactions.marker_sender import MarkerSender
 from broker.coordinator.transactions.producer_ids import ProducerIds
 from broker.coordinator.transactions.verifier import TransactionVerifier
+from broker.coordinator.user_bound import NamedGroups
 from broker.log.config import LogConfig
 from broker.log.flush import GroupCommit
 from broker.log.manager import LogManager
@@ -275,6 +276,7 @@ class DataBroker(SimBroker):
             clock=self._clock,
             lease=self._serving_lease,
             most_of_user=10_000,
+            named=NamedGroups(self.coordinators.LIMIT, 10_000, GROUP_CONFIG.producer_id_expiration_ms),
         )
         self.registry.on_term.append(self.transactions.on_term)
         self._verifier = self.new_verifier()

@@ -209,6 +209,20 @@ TRANSACTION_MUTATIONS: dict[str, Mutation] = {
         ),
         story="test_every_request_that_makes_a_sink_counts",
     ),
+    "any number of groups in transactions": _bug(
+        "a user names other groups in each transaction, whose ends groups keep, until a coordinator has no memory left",
+        Rewrite("broker.coordinator.transactions.coordinator:add", "if named is not None:", "if False:"),
+        story="test_the_transactions_of_a_user_name_no_more_groups_than_they_may",
+    ),
+    "groups that were named long ago count": _bug(
+        "groups that transactions have named count for ever, so that their user is refused others for good",
+        Rewrite(
+            "broker.coordinator.user_bound:NamedGroups.add",
+            "while named and next(iter(named.values())) <= wall_ms - self._kept_ms:",
+            "while False:",
+        ),
+        story="test_the_transactions_of_a_user_name_no_more_groups_than_they_may",
+    ),
     "ids that have expired count": _bug(
         "transactional ids count for their user after they have expired, so that it is refused for good",
         Rewrite("broker.coordinator.user_bound:Made.changed", "if before:", "if False:"),
