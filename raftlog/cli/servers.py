@@ -135,6 +135,7 @@ def up(
         )
     kafka_port = port + KAFKA_PORT_OFFSET
     ports = [*range(port, port + nodes), *range(kafka_port, kafka_port + nodes)] if port else []
+    os.environ.setdefault("RAFTLOG_SERVER_START", "exec")  # `ps` then shows which server a process is
     with ExitStack() as stack:
         try:
             cluster = Cluster(nodes, directory=data, port=port, kafka="listeners" not in config, config=config)

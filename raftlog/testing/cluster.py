@@ -30,6 +30,10 @@ _POLL_S = 0.02
 class Cluster:
     """Real server processes on loopback, each with its own data; they never outlive this process.
 
+    On Linux they are forked from processes that have imported the server already, so that only the first cluster waits
+    for imports. With `RAFTLOG_SERVER_START=exec` in the environment, each server is a program of its own instead, as
+    in production: for measurements, and for tools that go by command lines.
+
     Args:
         nodes: number of servers, with ids from 1. Each is a broker.
         controllers: number of servers with a vote in the metadata quorum, the first ones: 1, 3 or 5. None: 3 above 5

@@ -21,7 +21,8 @@ _PR_SET_PDEATHSIG = 1
 _POLL_S = 0.5
 
 
-def _die_with(parent_pid: int) -> None:
+def die_with(parent_pid: int) -> None:
+    """End this process with SIGKILL when the thread that started it ends, or if its parent is another one already."""
     if sys.platform == "linux":
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
@@ -41,7 +42,7 @@ def _poll(parent_pid: int) -> None:
 
 def main() -> None:
     """Tie this process to its parent, then run the module that the arguments name."""
-    _die_with(int(sys.argv[1]))
+    die_with(int(sys.argv[1]))
     module = sys.argv[2]
     sys.argv[:3] = [module]
     runpy.run_module(module, run_name="__main__", alter_sys=True)

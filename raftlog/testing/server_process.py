@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
 import signal
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO
 
 from raftlog._installed import dependent_server_command, server_environment
 from raftlog.errors import RaftlogError
+from raftlog.testing.fork_server import ForkedProcess, ForkFailed, ForkServer
 from raftlog.testing.layout import private
 
 ConfigValue = str | int | float | bool
@@ -28,8 +30,33 @@ _AFTER_RECOVERING_S = 30.0
 _SAME_PROGRESS_MAX = 120
 """A server hangs that has logged the same progress so often; it has ten minutes for a single log."""
 
+_KAFKA_LISTENER = "broker.kafka.listener"
+"""The module that only servers with a listener for Kafka clients import."""
+_FORK_SERVERS = 3
+"""Servers of a cluster come from different ones, since forks of one process hash strings alike; real servers do not."""
+_START = "RAFTLOG_SERVER_START"
+"""The variable that says how servers start: `fork`, the default, or `exec`, each as a program of its own."""
+
+_fork_servers: dict[int, ForkServer] = {}
 _starter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="raftlog-server-starter")
 """A server dies with the thread that started it; this thread lives until the interpreter ends."""
+
+
+def _fork_server(node_id: int, environment: Mapping[str, str]) -> ForkServer:
+    """Return the fork server for a server; call it in the thread of `_starter`.
+
+    Raises:
+        ForkFailed: there is none, or none for this environment.
+    """
+    if os.environ.get(_START) == "exec":
+        raise ForkFailed(f"{_START}=exec")
+    number = node_id % _FORK_SERVERS
+    found = _fork_servers.get(number)
+    if found is None or not found.is_running:
+        found = _fork_servers[number] = ForkServer(environment)
+    if not found.can_start(environment):
+        raise ForkFailed("the environment has changed")
+    return found
 
 
 class ServerFailed(RaftlogError):
@@ -73,7 +100,7 @@ class ServerProcess:
         self._serves_clients = serves_clients
         self._serves_kafka = serves_kafka and serves_clients
         self._kafka_port = 0
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | ForkedProcess | None = None
         self._paused = False
         self._lock: IO[str] | None = None
         self._log_begins_at = 0
@@ -191,8 +218,8 @@ class ServerProcess:
         self._ready_file.unlink(missing_ok=True)
         self._write_config()
         self._log_begins_at = self.log_file.stat().st_size if self.log_file.exists() else 0
-        command = dependent_server_command("--config", str(self.config_file), "--ready-file", str(self._ready_file))
-        self._process = _starter.submit(self._spawn, command).result()
+        arguments = ("--config", str(self.config_file), "--ready-file", str(self._ready_file))
+        self._process = _starter.submit(self._spawn, arguments).result()
         self._paused = False
         self._launched_at_s = time.monotonic()
 
@@ -279,19 +306,24 @@ class ServerProcess:
         except OSError:
             return ""
 
-    def _spawn(self, command: list[str]) -> subprocess.Popen[bytes]:
+    def _spawn(self, arguments: Sequence[str]) -> subprocess.Popen[bytes] | ForkedProcess:
+        environment = _environment()
         with open(self.log_file, "ab", opener=private) as log:
+            with contextlib.suppress(ForkFailed):
+                fork_server = _fork_server(self.node_id, environment)
+                modules = [_KAFKA_LISTENER] if self._serves_kafka else []
+                return fork_server.start(arguments, environment, self.directory, log.fileno(), modules)
             return subprocess.Popen(
-                command,
+                dependent_server_command(*arguments),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=_environment(),
+                env=environment,
                 cwd=self.directory,
                 process_group=0,  # Ctrl-C reaches only the parent, which then stops the server in order
             )
 
-    def _running(self) -> subprocess.Popen[bytes]:
+    def _running(self) -> subprocess.Popen[bytes] | ForkedProcess:
         if self._process is None or self._process.poll() is not None:
             raise ServerFailed(self._describe("is not running"))
         return self._process

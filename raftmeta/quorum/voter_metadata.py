@@ -280,7 +280,9 @@ class QuorumMetadata:
         self._driver.kick()
         try:
             async with asyncio.timeout(timeout_s):
-                while self._leads() or self._node.leader_id < 0:  # noqa: ASYNC110 # no event announces either
+                while self._leads() or self._node.leader_id < 0:  # no event announces either
+                    if not any(peer.connected for peer in self._node.peers().values()):
+                        raise TimeoutError  # where all voters stop, the last one need not wait
                     await asyncio.sleep(WATCH_S)
         except TimeoutError:
             logger.info("controller %d could not hand its leadership over", self._config.node_id)

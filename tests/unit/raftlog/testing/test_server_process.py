@@ -31,6 +31,7 @@ def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Launch]:
             ready = arguments[arguments.index("--ready-file") + 1]
             return ["/bin/sh", "-c", f"READY='{ready}'; {script}; exec sleep 60"]
 
+        monkeypatch.setenv("RAFTLOG_SERVER_START", "exec")
         monkeypatch.setattr(server_process, "dependent_server_command", command)
         server = ServerProcess(1, tmp_path, {}, serves_clients=False)
         server.launch()

@@ -25,6 +25,7 @@ from tests.support.metadata import uuid_of
 from tests.support.quorum import (
     CLUSTER_ID,
     LASTING_MS,
+    WAIT_S,
     HandBroker,
     QuorumCluster,
     create_topic_command,
@@ -73,6 +74,26 @@ def test_an_orderly_stop_hands_the_leadership_over_at_once(tmp_path: Path) -> No
             second = await cluster.active()
             await cluster.stop(first)
             assert await cluster.active() == second
+
+    run(scenario)
+
+
+def test_a_leader_does_not_wait_for_a_successor_when_all_others_have_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with QuorumCluster(tmp_path, lasting=True) as cluster:
+            await cluster.start()
+            first = await cluster.active()
+            metadata = cluster.metadata(first)
+            monkeypatch.setattr(metadata._node, "transfer_leadership", lambda: True)  # and nobody takes it
+            stepping_down = asyncio.ensure_future(metadata.step_down(10 * WAIT_S))
+            others = set(cluster.running) - {first}
+            for node_id in others:
+                await asyncio.sleep(0)
+                assert not stepping_down.done()
+                await cluster.kill(node_id)
+            await asyncio.wait_for(stepping_down, WAIT_S)
 
     run(scenario)
 
