@@ -15,6 +15,7 @@ transaction's end. So what is bounded is what transactions name (`NamedGroups`).
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Final
 
@@ -91,6 +92,10 @@ NO_BOUND: Final = UserBound("", "ids", 1, lambda user: 0)
 """Of a coordinator by itself, as in tests."""
 
 
+AT_A_TIME: Final = 100
+"""The most groups that one call forgets, besides those that it needs room for."""
+
+
 class NamedGroups:
     """The groups that transactions of each user have named lately, for all coordinators of a broker together.
 
@@ -99,20 +104,28 @@ class NamedGroups:
 
     Args:
         limit: the key that sets the bound.
-        most: groups that the transactions of a user may name within `kept_ms`.
+        most: groups that the transactions of a user may name in `kept_ms` and `open_ms` together.
         kept_ms: how long a group keeps the end of a transaction.
+        open_ms: the longest time from the naming of a group to the transaction's end.
         refused: is called with a user whose transactions have named too many.
     """
 
-    def __init__(self, limit: str, most: int, kept_ms: int, refused: Callable[[str], None] = lambda user: None) -> None:
+    def __init__(
+        self, limit: str, most: int, *, kept_ms: int, open_ms: int, refused: Callable[[str], None] = lambda user: None
+    ) -> None:
         assert most > 0
         assert kept_ms > 0
+        assert open_ms > 0
         self._limit = limit
         self._most = most
-        self._kept_ms = kept_ms
+        self._counts_ms = kept_ms + open_ms
         self._refused = refused
-        self._named: dict[str, dict[tuple[int, str], int]] = {}
-        """By user: when a group was last named with a producer id, the oldest first."""
+        # Not plain dicts: finding the first of those takes the longer, the more has been removed before it.
+        self._named: OrderedDict[str, OrderedDict[tuple[int, str], int]] = OrderedDict()
+        """By user: when a group was last named with a producer id, the oldest first. The user of the last naming last.
+
+        Invariant: each user has 1 to `most`.
+        """
 
     def count(self, user: str) -> int:
         """Return how many the transactions of a user have named, some of them perhaps too long ago to count."""
@@ -127,18 +140,31 @@ class NamedGroups:
         pairs = [(producer_id, group_id) for group_id in group_ids]
         if not user or not pairs:
             return
-        named = self._named.setdefault(user, {})
-        while named and next(iter(named.values())) <= wall_ms - self._kept_ms:
-            del named[next(iter(named))]
+        self._forget(user, len(pairs), wall_ms)  # enough: no more room than that is needed
+        named = self._named.get(user) or OrderedDict[tuple[int, str], int]()
         if len(named) + sum(pair not in named for pair in pairs) > self._most:
-            if not named:
-                del self._named[user]
             self._refused(user)
             raise PolicyViolation(
                 f"transactions of {user} have named {len(named)} groups at this broker, and may name {self._most} "
-                f"within {self._kept_ms // 1_000} s ({self._limit}, producer.id.expiration.ms). Commit offsets for "
-                "groups that they have named before, wait, or ask an administrator to raise the limit"
+                f"within {self._counts_ms // 1_000} s ({self._limit}; producer.id.expiration.ms and "
+                "transaction.max.timeout.ms). Commit offsets for groups that they have named before, wait, or ask an "
+                "administrator to raise the limit"
             )
         for pair in pairs:
-            named.pop(pair, None)
             named[pair] = wall_ms
+            named.move_to_end(pair)
+        self._named[user] = named
+        self._named.move_to_end(user)
+        self._forget(next(iter(self._named)), AT_A_TIME, wall_ms)
+
+    def _forget(self, user: str, most: int, wall_ms: int) -> None:
+        """Forget groups that a user's transactions named too long ago to count, `most` at a time."""
+        named = self._named.get(user)
+        if named is None:
+            return
+        for _ in range(min(most, len(named))):
+            if next(iter(named.values())) > wall_ms - self._counts_ms:
+                return
+            named.popitem(last=False)
+        if not named:
+            del self._named[user]

@@ -253,7 +253,7 @@ class TransactionApis:
         try:
             self._apis.permit(method, call, who)
             adds = version >= KEEPS_NO_EPOCH_FROM[api.TXN_OFFSET_COMMIT]
-            call.producer_epoch = await self._verifier.epoch_for_group(call, WAIT_S, add=adds)
+            call.producer_epoch = await self._verifier.epoch_for_group(call, WAIT_S, add=adds, user=who.user)
             answer = await self._apis.call(method, self._groups.CommitTransactionOffsets, call, who)
             codes = [
                 offsets_code(version, errors.error_of(each.error)) if each.HasField("error") else errors.NONE

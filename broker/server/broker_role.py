@@ -331,7 +331,11 @@ class BrokerRole:
             lease=self._lease,
             most_of_user=config.max_transactional_ids_per_user,
             named=NamedGroups(
-                self._groups.LIMIT, config.max_groups_per_user, config.producer_id_expiration_ms, self._groups.refused
+                self._groups.LIMIT,
+                config.max_groups_per_user,
+                kept_ms=config.producer_id_expiration_ms,
+                open_ms=config.transaction_max_timeout_ms,
+                refused=self._groups.refused,
             ),
         )
         self._verifier = TransactionVerifier(

@@ -1237,6 +1237,7 @@ class VerifyTransactionRequest(_message.Message):
     SINK_ID_FIELD_NUMBER: _builtins.int
     KEEPS_EPOCH_FIELD_NUMBER: _builtins.int
     ADD_FIELD_NUMBER: _builtins.int
+    USER_FIELD_NUMBER: _builtins.int
     transactional_id: _builtins.str
     producer_id: _builtins.int
     producer_epoch: _builtins.int
@@ -1249,6 +1250,8 @@ class VerifyTransactionRequest(_message.Message):
     """First add all that the request names, as AddToTransaction does: for Kafka's clients of transaction.version 2, whose first
     batch or offsets say that they belong to the transaction.
     """
+    user: _builtins.str
+    """With `add`: the user for which groups count if the transactional id has none (docs/adr/0037). Empty: none."""
     @_builtins.property
     def partitions(self) -> _containers.RepeatedCompositeFieldContainer[_group_pb2.TopicPartitions]:
         """by topic id"""
@@ -1264,10 +1267,11 @@ class VerifyTransactionRequest(_message.Message):
         sink_id: _builtins.str = ...,
         keeps_epoch: _builtins.bool = ...,
         add: _builtins.bool = ...,
+        user: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["add", b"add", "group_id", b"group_id", "keeps_epoch", b"keeps_epoch", "partitions", b"partitions", "producer_epoch", b"producer_epoch", "producer_id", b"producer_id", "sink_id", b"sink_id", "transactional_id", b"transactional_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["add", b"add", "group_id", b"group_id", "keeps_epoch", b"keeps_epoch", "partitions", b"partitions", "producer_epoch", b"producer_epoch", "producer_id", b"producer_id", "sink_id", b"sink_id", "transactional_id", b"transactional_id", "user", b"user"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -19,7 +19,7 @@ from tests.support.group_driver import GroupDriver, Stream, topic_id
 from tests.support.transaction_driver import Call, TransactionDriver
 
 TENANT, OTHER = "User:tenant", "User:other"
-IDLE_MS = 60_000
+IDLE_MS, OPEN_MS = 60_000, 5_000
 
 
 @pytest.fixture(name="parts")
@@ -30,6 +30,10 @@ def _parts() -> Parts:
 def driver_with(most: int) -> TransactionDriver:
     config = TransactionConfig(id_expiration_ms=IDLE_MS, expiration_check_interval_ms=1_000)
     return TransactionDriver(config, most_of_user=most)
+
+
+def named_groups() -> NamedGroups:
+    return NamedGroups("max.groups.per.user", 3, kept_ms=IDLE_MS, open_ms=OPEN_MS)
 
 
 def is_refused(driver: TransactionDriver, ask: Callable[[], object]) -> bool:
@@ -129,7 +133,7 @@ def test_an_id_counts_for_its_user_whatever_becomes_of_it(parts: Parts) -> None:
 
 def test_the_transactions_of_a_user_name_no_more_groups_than_they_may(parts: Parts) -> None:
     """What they have named they name again; the next coordinator counts on, since both are of one broker."""
-    named = NamedGroups("max.groups.per.user", 3, IDLE_MS)
+    named = named_groups()
     driver = TransactionDriver(named=named)
     producers = [driver.init(name, user=TENANT) for name in "ab"]
 
@@ -156,8 +160,24 @@ def test_the_transactions_of_a_user_name_no_more_groups_than_they_may(parts: Par
         driver.add(producer, 0, groups=["i", "j", "k"])
         assert named.count((OTHER, "")[number]) == (3, 0)[number]
     driver.wait(IDLE_MS)
+    assert is_name_refused(0, "i"), "a group must count until a transaction that named it has ended, and is forgotten"
+    driver.wait(OPEN_MS)
     assert not is_name_refused(0, "i", "j", "k"), "what groups have forgotten must not count"
     assert named.count(TENANT) == 3
+
+
+def test_groups_count_for_the_caller_where_a_transactional_id_has_no_user(parts: Parts) -> None:
+    """Such as one that an earlier version made: else it would name any number of groups, for as long as it is used."""
+    named = named_groups()
+    driver = TransactionDriver(named=named)
+    old, new = driver.init("old"), driver.init("new", user=OTHER)
+    driver.add(old, 0, groups=["g", "h", "i"], user=TENANT)
+    ask = partial(driver.add, old, 0, groups=["j"], user=TENANT)
+    assert is_refused(driver, ask), "a fourth group of the caller must be refused"
+    driver.add(new, 0, groups=["g"], user=TENANT)
+    assert (named.count(TENANT), named.count(OTHER)) == (3, 1), "the user of a transactional id must stay its user"
+    driver.add(old, 0, groups=["j"])
+    assert named.count("") == 0
 
 
 # Groups

@@ -219,8 +219,8 @@ class TransactionDriver:
         assert isinstance(command.to, Call)
         return command.to.answer(transaction_pb2.InitProducerIdResponse)
 
-    def add(self, producer: Producer, *numbers: int, groups: Iterable[str] = ()) -> None:
-        """AddToTransaction."""
+    def add(self, producer: Producer, *numbers: int, groups: Iterable[str] = (), user: str = "") -> None:
+        """AddToTransaction; `user`: the caller's."""
         call = Call()
         request = transaction_pb2.AddToTransactionRequest(
             transactional_id=producer.transactional_id,
@@ -229,7 +229,7 @@ class TransactionDriver:
             partitions=partition_messages(parts(*numbers)),
             group_ids=groups,
         )
-        self.submit(AddTo(call, request))
+        self.submit(AddTo(call, request, user))
         call.answer(transaction_pb2.AddToTransactionResponse)
 
     def end(self, producer: Producer, commit: bool = True) -> Call:

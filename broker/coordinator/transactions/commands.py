@@ -93,10 +93,12 @@ class AddTo:
     """Answered with AddToTransactionResponse.
 
     The frame has checked that it knows the topics, here and in stages: one that it does not know later was deleted.
+    `user`: for which groups count if the transactional id has no user; "": for none.
     """
 
     to: object
     request: transaction_pb2.AddToTransactionRequest
+    user: str = ""
 
 
 @dataclass(frozen=True, slots=True)

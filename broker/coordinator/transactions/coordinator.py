@@ -234,11 +234,11 @@ def _begun(transaction: Transaction) -> Message:
 
 def add(
     known: Transaction | None,
-    request: transaction_pb2.AddToTransactionRequest,
+    command: AddTo,
     now_ms: int,
     named: NamedGroups | None = None,
 ) -> Outcome:
-    """Begin the transaction if it has not begun, and add to it. `named`: what transactions of its user have named.
+    """Begin the transaction if it has not begun, and add to it. `named`: what transactions of each user have named.
 
     Raises:
         PolicyViolation: transactions of its user have named too many groups.
@@ -247,6 +247,7 @@ def add(
         TransactionAbortable: the coordinator has aborted it by itself.
         ProducerFenced, InvalidProducerEpoch, InvalidProducerIdMapping: it belongs to another producer.
     """
+    request = command.request
     partitions, group_ids = read_partitions(request.partitions), read_groups(request.group_ids)
     if not partitions and not group_ids:
         raise InvalidRequestError("the request adds neither partitions nor groups to the transaction")
@@ -264,7 +265,7 @@ def add(
     check_count("partitions", len(added.partitions), MAX_PARTITIONS)
     check_count("groups", len(added.group_ids), MAX_GROUPS)
     if named is not None:
-        named.add(known.user, known.producer_id, added.group_ids - known.group_ids, now_ms)
+        named.add(known.user or command.user, known.producer_id, added.group_ids - known.group_ids, now_ms)
     return Outcome(answer, added)
 
 
@@ -607,7 +608,7 @@ class TransactionCoordinator:
             case InitProducer():
                 outcome = init(known, command, self._config, now.wall_ms, self._bound)
             case AddTo():
-                outcome = add(known, command.request, now.wall_ms, self._named)
+                outcome = add(known, command, now.wall_ms, self._named)
             case End():
                 outcome = end(known, command.request, now.wall_ms)
             case Verify():

@@ -138,11 +138,14 @@ class TransactionVerifier:
         self._remember(key)
 
     async def epoch_for_group(
-        self, request: group_pb2.CommitTransactionOffsetsRequest, wait_s: float, *, add: bool
+        self, request: group_pb2.CommitTransactionOffsetsRequest, wait_s: float, *, add: bool, user: str
     ) -> int:
         """Return which epoch the transaction of a Kafka client's offsets has; `add` as in `ProducerChecks.epoch_of`.
 
+        `user`: as in `AddTo`.
+
         Raises:
+            PolicyViolation: transactions of the user have named too many groups.
             RaftlogError: as `check`.
         """
         epoch = await self.verify(
@@ -153,6 +156,7 @@ class TransactionVerifier:
                 group_id=request.group_id,
                 keeps_epoch=not add,
                 add=add,
+                user=user if add else "",
             ),
             wait_s,
         )
@@ -230,7 +234,7 @@ class TransactionVerifier:
                 keeps_epoch=request.keeps_epoch,
             )
             try:
-                await ask(shard, lambda call: AddTo(call, added), wait_s)
+                await ask(shard, lambda call: AddTo(call, added, request.user), wait_s)
             except ProducerFenced as error:  # as `coordinator.verify` says it
                 raise InvalidProducerEpoch(str(error)) from None
         answer = await ask(shard, lambda call: Verify(call, request), wait_s)

@@ -174,9 +174,10 @@ class TransactionService(transaction_pb2_grpc.TransactionServicer):
             except RaftlogError as error:
                 response.error.CopyFrom(to_wire(error))
                 return response
+        user = caller.get().user
         return await self._ask(
             request.transactional_id,
-            lambda call: AddTo(call, request),
+            lambda call: AddTo(call, request, user),
             response,
             context,
             partitions=request.partitions,

@@ -276,7 +276,12 @@ class DataBroker(SimBroker):
             clock=self._clock,
             lease=self._serving_lease,
             most_of_user=10_000,
-            named=NamedGroups(self.coordinators.LIMIT, 10_000, GROUP_CONFIG.producer_id_expiration_ms),
+            named=NamedGroups(
+                self.coordinators.LIMIT,
+                10_000,
+                kept_ms=GROUP_CONFIG.producer_id_expiration_ms,
+                open_ms=TRANSACTION_CONFIG.max_timeout_ms,
+            ),
         )
         self.registry.on_term.append(self.transactions.on_term)
         self._verifier = self.new_verifier()

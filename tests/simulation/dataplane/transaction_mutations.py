@@ -217,11 +217,29 @@ TRANSACTION_MUTATIONS: dict[str, Mutation] = {
     "groups that were named long ago count": _bug(
         "groups that transactions have named count for ever, so that their user is refused others for good",
         Rewrite(
-            "broker.coordinator.user_bound:NamedGroups.add",
-            "while named and next(iter(named.values())) <= wall_ms - self._kept_ms:",
-            "while False:",
+            "broker.coordinator.user_bound:NamedGroups._forget",
+            "if next(iter(named.values())) > wall_ms - self._counts_ms:",
+            "if True:",
         ),
         story="test_the_transactions_of_a_user_name_no_more_groups_than_they_may",
+    ),
+    "groups of long transactions do not count": _bug(
+        "a user keeps transactions open until the groups that they named count no more, and then ends all of them",
+        Rewrite(
+            "broker.coordinator.user_bound:NamedGroups.__init__",
+            "self._counts_ms = kept_ms + open_ms",
+            "self._counts_ms = kept_ms",
+        ),
+        story="test_the_transactions_of_a_user_name_no_more_groups_than_they_may",
+    ),
+    "groups of ids without a user do not count": _bug(
+        "a user names groups without a limit with a transactional id that an earlier version made",
+        Rewrite(
+            "broker.coordinator.transactions.coordinator:add",
+            "known.user or command.user",
+            "known.user",
+        ),
+        story="test_groups_count_for_the_caller_where_a_transactional_id_has_no_user",
     ),
     "ids that have expired count": _bug(
         "transactional ids count for their user after they have expired, so that it is refused for good",

@@ -92,10 +92,10 @@ def begins_while_markers_are_missing(patch: pytest.MonkeyPatch) -> None:
     """A transaction begins before all markers of the previous one are written."""
     original = coordinator.add
 
-    def planted(known: Transaction | None, request: Any, now_ms: int) -> Outcome:
+    def planted(known: Transaction | None, command: Any, now_ms: int, *rest: Any) -> Outcome:
         if known is not None and known.is_prepared:
             known = known.completed(now_ms)
-        return original(known, request, now_ms)
+        return original(known, command, now_ms, *rest)
 
     patch.setattr(coordinator, "add", planted)
 

@@ -12,15 +12,21 @@ import pytest
 from grpc import aio
 
 from broker.coordinator.transactions import verifier
+from broker.coordinator.transactions.commands import AddTo, Command
 from broker.coordinator.transactions.marker_sender import LocalMarkers
 from broker.coordinator.transactions.verifier import TransactionVerifier
+from broker.kafka import errors
+from broker.kafka import messages as api
+from broker.kafka.transactions import TransactionApis
 from broker.net.services import markers
 from broker.net.services.markers import MarkerService
+from broker.security.caller import Caller
 from raftlog.errors import (
     CoordinatorLoadInProgress,
     CoordinatorNotAvailable,
     InvalidTxnState,
     NotCoordinator,
+    PolicyViolation,
     RaftlogError,
     TransactionAbortable,
 )
@@ -36,6 +42,7 @@ class Coordinators:
         self.leader = leader
         self.refusal: RaftlogError | None = None
         self.asked: list[transaction_pb2.VerifyTransactionRequest] = []
+        self.commands: list[Command] = []
 
     def find(self, key: str) -> Any:
         return SimpleNamespace(partition=0, broker=SimpleNamespace(broker_id=self.leader))
@@ -45,6 +52,7 @@ class Coordinators:
 
     def submit(self, command: Any, recipient: Any) -> None:
         self.asked.append(command.request)
+        self.commands.append(command)
         recipient.deliver(self.refusal or transaction_pb2.VerifyTransactionResponse())
 
     def detach(self, recipient: Any) -> None: ...
@@ -166,3 +174,32 @@ async def test_a_coordinator_that_is_not_there() -> None:
         made.port = None
         with pytest.raises(CoordinatorLoadInProgress, match="not known where"):
             await made.verifier.check(commit(), 60.0)
+
+
+@pytest.mark.parametrize("leader", [ME, OTHER])
+async def test_a_kafka_client_whose_transactions_have_named_too_many_groups_aborts(leader: int) -> None:
+    """A client of transaction.version 2 adds a group by its offsets; it would ask again if the coordinator were loading."""
+    permitted = SimpleNamespace(permit=lambda *call: None)
+    offset = {"partition_index": 0, "committed_offset": 1, "committed_leader_epoch": 0, "committed_metadata": None}
+    request = {
+        "group_id": "g",
+        "transactional_id": "x",
+        "producer_id": 7,
+        "producer_epoch": 3,
+        "member_id": "",
+        "generation_id": -1,
+        "group_instance_id": None,
+        "topics": [{"name": "t", "partitions": [offset]}],
+    }
+    async with world(leader) as made:
+        services = SimpleNamespace(transactions=None, groups=None)
+        apis = TransactionApis(cast(Any, permitted), cast(Any, services), made.verifier)
+        made.coordinator.refusal = PolicyViolation("too many groups")
+        answer = await apis.handlers[api.TXN_OFFSET_COMMIT](request, 5, Caller("User:tenant"))
+        (command,) = made.coordinator.commands
+    assert answer["topics"][0]["partitions"] == [
+        {"partition_index": 0, "error_code": errors.GROUP_AUTHORIZATION_FAILED}
+    ]
+    assert isinstance(command, AddTo)
+    assert list(command.request.group_ids) == ["g"]
+    assert command.user == "User:tenant", "a transactional id may have no user, and its groups count for the caller's"
