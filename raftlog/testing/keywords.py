@@ -125,8 +125,8 @@ class ServerKeywords(TypedDict, total=False):
     that is refused. User:ANONYMOUS has no limit."""
     max_groups_per_user: int
     """Most groups that one user has made, of those that this broker coordinates; a new one beyond that is refused. Also
-    the most groups that the user's transactions name within producer.id.expiration.ms, of those transactions that this
-    broker coordinates. User:ANONYMOUS has no limit."""
+    the most groups that the user's transactions name within producer.id.expiration.ms and transaction.max.timeout.ms
+    together, of those transactions that this broker coordinates. User:ANONYMOUS has no limit."""
     max_streams: int
     """Most produce, fetch and watch streams that this broker serves at a time."""
     max_subscriptions: int
