@@ -401,8 +401,8 @@ class BrokerConfig(Settings):
         own=True,
         doc="Most groups that one user has made, of those that this broker coordinates; a new one beyond that is "
         "refused. Also the most groups that the user's transactions name within producer.id.expiration.ms and "
-        "transaction.max.timeout.ms together, of those transactions that this broker coordinates. User:ANONYMOUS has no "
-        "limit.",
+        "transaction.max.timeout.ms together, of those transactions that this broker coordinates. User:ANONYMOUS has "
+        "no limit.",
     )
     max_streams = integer(
         10_000,

@@ -599,7 +599,7 @@ class IdMetrics:
         refused = CounterMetricFamily(
             f"{PREFIX}ids_refused",
             "New groups, or transactional ids and sinks, that were refused because their user has made as many as it "
-            "may; also transactions' requests for groups, because the user's transactions have named as many as they may.",
+            "may, and requests of transactions that have named as many groups as those of their user may.",
             labels=("limit",),
         )
         for each in self._coordinators:

@@ -178,7 +178,7 @@ async def test_a_coordinator_that_is_not_there() -> None:
 
 @pytest.mark.parametrize("leader", [ME, OTHER])
 async def test_a_kafka_client_whose_transactions_have_named_too_many_groups_aborts(leader: int) -> None:
-    """A client of transaction.version 2 adds a group by its offsets; it would ask again if the coordinator were loading."""
+    """A client of transaction.version 2 adds a group by its offsets, and would repeat them after a passing error."""
     permitted = SimpleNamespace(permit=lambda *call: None)
     offset = {"partition_index": 0, "committed_offset": 1, "committed_leader_epoch": 0, "committed_metadata": None}
     request = {
