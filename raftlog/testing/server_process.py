@@ -16,7 +16,7 @@ from typing import IO
 
 from raftlog._installed import dependent_server_command, server_environment
 from raftlog.errors import RaftlogError
-from raftlog.testing.fork_server import ForkedProcess, ForkFailed, ForkServer
+from raftlog.testing.dependent_process import ForkedProcess, ForkFailed, ForkServer
 from raftlog.testing.layout import private
 
 ConfigValue = str | int | float | bool

@@ -163,12 +163,22 @@ HEADINGS = (
 )  # fmt: skip
 
 
-def simulate(summary: Summary, jobs: Iterator[Job], pool: ProcessPoolExecutor, workers: int, show: Show) -> None:
-    """Run jobs until so many hours are simulated, and `show` now and then what came of them."""
+def simulate(
+    summary: Summary,
+    jobs: Iterator[Job],
+    pool: ProcessPoolExecutor,
+    workers: int,
+    show: Show,
+    ahead: int = AHEAD,
+) -> None:
+    """Run jobs until so many hours are simulated, and `show` now and then what came of them.
+
+    Each worker has `ahead` jobs. With one, none is run in vain at the end; with more, no worker ever waits.
+    """
     running: set[Future[Outcome]] = set()
     try:
         while summary.wanted_hours is None or summary.hours < summary.wanted_hours:
-            missing = workers * AHEAD - len(running)
+            missing = workers * ahead - len(running)
             running |= {pool.submit(run_job, job) for job in itertools.islice(jobs, missing)}
             if not running:
                 break

@@ -253,12 +253,16 @@ def run_job(job: Job, trace: Callable[[str], None] | None = None) -> Outcome:
     )
 
 
+def pool_size() -> int:
+    """Return a process for each core, or one where xdist has a worker for each."""
+    return 1 if "PYTEST_XDIST_WORKER" in os.environ else os.cpu_count() or 1
+
+
 def new_pool(workers: int | None = None) -> ProcessPoolExecutor:
-    """Return workers whose hash seed is fixed: one for each core, or one where xdist has a worker for each."""
-    cores = 1 if "PYTEST_XDIST_WORKER" in os.environ else os.cpu_count() or 1
+    """Return workers, by default `pool_size`, whose hash seed is fixed."""
     os.environ["PYTHONHASHSEED"] = "0"  # read by the interpreters that are spawned, not by this one
     return ProcessPoolExecutor(
-        workers or cores, mp_context=multiprocessing.get_context("spawn"), initializer=_leave_interrupts
+        workers or pool_size(), mp_context=multiprocessing.get_context("spawn"), initializer=_leave_interrupts
     )
 
 

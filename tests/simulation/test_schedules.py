@@ -21,7 +21,7 @@ import pytest
 
 from tests.simulation import workloads
 from tests.simulation.hours import Summary, simulate, turns
-from tests.simulation.runner import KINDS, Job, new_pool, run_job
+from tests.simulation.runner import KINDS, Job, new_pool, pool_size, run_job
 
 ROOT = Path(__file__).resolve().parents[2]
 LEAST_HOURS = 5.0
@@ -32,8 +32,9 @@ SOON = {"transactions": 1_000, "brokers": 2_000}
 """The first fixed seed where it is not 0: all happens sooner."""
 FRESH = {"quorum": 0.12, "brokers": 0.04, "groups": 0.12, "transactions": 0.04, "cluster": 0.003}
 """Hours with seeds of its own in every run."""
+SCENARIOS_BETWEEN = 3
+"""Scenarios between two random mixtures of the fixed seeds, so that each has its turn soon; fresh seeds have one."""
 FIRST_FRESH_SEED = int(os.environ.get("SIMULATION_SEED") or random.SystemRandom().randrange(10**6, 10**9))
-AHEAD = os.cpu_count() or 1
 REGRESSIONS = tomllib.loads(Path(__file__).with_name("regressions.toml").read_text(encoding="utf-8"))["seed"]
 
 
@@ -44,17 +45,22 @@ def pool() -> Iterator[ProcessPoolExecutor]:
 
 
 def run_hours(
-    pool: ProcessPoolExecutor, kind: str, hours: float, first_seed: int, enough: Callable[[Summary], bool] | None = None
+    pool: ProcessPoolExecutor,
+    kind: str,
+    hours: float,
+    first_seed: int,
+    enough: Callable[[Summary], bool] | None = None,
+    between: int = 1,
 ) -> Summary:
-    """Every other schedule is a random mixture, the others are the kind's scenarios in turn.
+    """Random mixtures, and `between` two of them so many of the kind's scenarios in turn.
 
     No further one begins once there is `enough`.
     """
     summary = Summary(hours, first_seed)
-    jobs = turns(first_seed, [kind], between=1)
+    jobs = turns(first_seed, [kind], between=between)
     if enough is not None:
         jobs = itertools.takewhile(lambda job: not enough(summary), jobs)
-    simulate(summary, jobs, pool, AHEAD, lambda summary: None)
+    simulate(summary, jobs, pool, pool_size(), lambda summary: None, ahead=1)
     assert [f"{each}\n  {each.job.command()} --trace" for each in summary.failed] == []
     return summary
 
@@ -72,7 +78,12 @@ def what_has_not_happened(summary: Summary, kind: str) -> list[str]:
 def test_schedules(pool: ProcessPoolExecutor, kind: str) -> None:
     first_seed = SOON.get(kind, 0)
     summary = run_hours(
-        pool, kind, SMALL[kind], first_seed, enough=lambda summary: not what_has_not_happened(summary, kind)
+        pool,
+        kind,
+        SMALL[kind],
+        first_seed,
+        enough=lambda summary: not what_has_not_happened(summary, kind),
+        between=SCENARIOS_BETWEEN,
     )
     assert what_has_not_happened(summary, kind) == []
 

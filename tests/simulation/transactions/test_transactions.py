@@ -8,6 +8,7 @@ from broker.coordinator.transactions import checks, coordinator, records, transa
 from tests.simulation.transactions.mutations import MUTATIONS, Plant
 from tests.simulation.transactions.partitions import Broken
 from tests.simulation.transactions.world import World
+from tests.support.fresh import one_of
 
 
 def play(seed: int, run_ms: float = 40_000, crash_at_step: int | None = None) -> World:
@@ -56,12 +57,17 @@ def quiet(crash_at_step: int | None = None) -> World:
     return world
 
 
-def test_a_failover_at_every_step() -> None:
-    """The coordinator fails at each event of a run in turn."""
+EVERY = 3
+"""So many runs together meet every step."""
+
+
+@pytest.mark.parametrize("nth", one_of(range(EVERY)))
+def test_a_failover_at_every_step(nth: int) -> None:
+    """The coordinator fails at each event of a run in turn: at every third one, and --long at all."""
     whole = quiet()
     assert whole.checker.committed > 10
     assert sum(len(batches.told) for batches in whole.batches.values()) > 5
-    for step in range(1, whole.steps + 1):
+    for step in range(1 + nth, whole.steps + 1, EVERY):
         world = quiet(step)
         assert world.term == 1
         world.heal(20_000)

@@ -15,7 +15,7 @@ import pytest
 
 from raftlog import _installed
 from raftlog.testing import server_process
-from raftlog.testing.fork_server import ForkedProcess, ForkFailed, ForkServer
+from raftlog.testing.dependent_process import ForkedProcess, ForkFailed, ForkServer
 from raftlog.testing.server_process import ServerFailed, ServerProcess
 from tests.support.patience import until
 
@@ -43,7 +43,7 @@ def run():
 PARENT = """
 import os, sys
 from pathlib import Path
-from raftlog.testing.fork_server import ForkServer
+from raftlog.testing.dependent_process import ForkServer
 with open(os.devnull, "ab") as nothing:
     forked = ForkServer(os.environ).start(["sleep"], os.environ, Path("/"), nothing.fileno())
 print(forked.pid, flush=True)
