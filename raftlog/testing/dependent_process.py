@@ -43,7 +43,7 @@ _PROGRAM = "broker.__main__"
 _PROBLEM = -1
 """Told instead of a process id: no process could be started."""
 _INT = struct.Struct("<i")
-_ONLY_AT_START = ("LD_", "PYTHON", "GRPC_", "ARROW_", "MALLOC_", "GLIBC_", "OPENSSL_", "OPENBLAS_", "OMP_")
+_ONLY_AT_START = ("LD_", "PYTHON", "GRPC_", "ARROW_", "MALLOC_", "MIMALLOC_", "GLIBC_", "OPENSSL_", "OPENBLAS_", "OMP_")
 """Variables that the loader and libraries read when they are loaded, by how they begin."""
 
 
@@ -166,21 +166,20 @@ class ForkServer:
         Raises:
             ForkFailed: it was not started.
         """
+        asked = json.dumps([list(arguments), dict(environment), str(cwd), list(modules)]).encode()
         status, theirs = socket.socketpair()
-        request = os.memfd_create("raftlog-server")
         try:
-            os.write(request, json.dumps([list(arguments), dict(environment), str(cwd), list(modules)]).encode())
-            with theirs:
-                socket.send_fds(self._control, [b"s"], [request, output, theirs.fileno()])
+            with theirs, os.fdopen(os.memfd_create("raftlog-server"), "wb") as request:
+                request.write(asked)
+                request.flush()
+                socket.send_fds(self._control, [b"s"], [request.fileno(), output, theirs.fileno()])
             told, descriptors, _, _ = socket.recv_fds(status, _INT.size, 1)
             if not told or _INT.unpack(told)[0] == _PROBLEM:
-                raise ForkFailed("the fork server has ended" if not told else "the fork server could not fork")
-            return ForkedProcess(_INT.unpack(told)[0], descriptors[0], status)
+                raise ForkFailed("the fork server could not fork" if told else "the fork server has ended")
         except (OSError, ForkFailed) as error:
             status.close()
             raise ForkFailed(str(error)) from error
-        finally:
-            os.close(request)
+        return ForkedProcess(_INT.unpack(told)[0], descriptors[0], status)
 
     @property
     def is_running(self) -> bool:

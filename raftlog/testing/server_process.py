@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import fcntl
 import json
@@ -57,6 +58,12 @@ def _fork_server(node_id: int, environment: Mapping[str, str]) -> ForkServer:
     if not found.can_start(environment):
         raise ForkFailed("the environment has changed")
     return found
+
+
+@atexit.register
+def _close_fork_servers() -> None:
+    for each in _fork_servers.values():
+        each.close()
 
 
 class ServerFailed(RaftlogError):
