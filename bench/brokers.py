@@ -120,10 +120,10 @@ def _restart(report: Report, cluster: Cluster, what: str) -> None:
         node = cluster.leader("writes")
         killed_s = time.monotonic()
         cluster.kill(node)
+        led_s = _until(lambda: _all_led(cluster, node), killed_s)
         gap_s = writer.longest_gap_s(killed_s)
     finally:
         writer.stop()
-    led_s = _until(lambda: _all_led(cluster, node), killed_s)
     begun_s = time.monotonic()
     cluster.start(node)
     _wait_in_sync(cluster)

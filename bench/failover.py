@@ -43,8 +43,12 @@ class Writer:
                     self.acknowledged_s.append(time.monotonic())
 
     def longest_gap_s(self, since_s: float) -> float:
-        """Return the longest time without an acknowledgement that ended after `since_s`; waits for the first one."""
-        while not self.acknowledged_s or self.acknowledged_s[-1] <= since_s:
+        """Return the longest time without an acknowledgement that ended after `since_s`.
+
+        It waits for one that comes after the call: an acknowledgement that was on its way at `since_s` ends no pause.
+        """
+        called_s = time.monotonic()
+        while not self.acknowledged_s or self.acknowledged_s[-1] <= called_s:
             time.sleep(0.005)
         times = [moment for moment in self.acknowledged_s[-100_000:] if moment > since_s - 1]
         gaps = [later - earlier for earlier, later in pairwise(times) if later > since_s]
