@@ -13,6 +13,10 @@ The servers use TLS, logins, ACLs and quotas. The attacks are those of strangers
 Honest clients send one record after the other to each partition. Their 99th percentile, the memory of the servers and
 the epochs of leaders, brokers and controller are compared with those of calm rounds of the same run. Attackers run in
 processes of low priority: they have the time that the servers leave them, as attackers on other machines would.
+
+Even so, they take processors from the servers, which attackers on other machines would not. So there is a third kind of
+round, beside processes of the same priority that compute for as long as the attackers did, and attack nothing: what an
+attack does beyond that is what it does to the servers.
 """
 
 from __future__ import annotations
@@ -68,6 +72,8 @@ STREAMS, STREAMS_PER_CONNECTION = 12_000, 1_000
 LOGINS: Final = 40
 ATTACKS: Final = ("messages", "sockets", "streams", "ids", "logins")
 SLOWER: Final = 2.0
+PIECE_S: Final = 0.005
+"""Processes that only compute do so for this time without a pause."""
 MEMORY_BYTES: Final = 256 * MIB
 WAIT_S: Final = 60.0
 
@@ -78,6 +84,8 @@ class Figures:
 
     calm: list[list[float]] = field(default_factory=list)
     attacked: list[list[float]] = field(default_factory=list)
+    busy: list[list[float]] = field(default_factory=list)
+    """Beside processes that compute for as long as the attackers."""
     failures: list[str] = field(default_factory=list)
     """Errors that honest clients saw."""
     grown_bytes: dict[int, int] = field(default_factory=dict)
@@ -88,10 +96,10 @@ class Figures:
     done: dict[str, dict[str, int]] = field(default_factory=dict)
     """What each attack did."""
 
-    def slower(self) -> float:
-        """Return the 99th percentile under attack as a multiple of that of the calm round before; the median."""
+    def slower(self, others: list[list[float]]) -> float:
+        """Return the 99th percentile under attack as a multiple of that of the other round beside it; the median."""
         return median(
-            quantile(under, 0.99) / quantile(calm, 0.99) for calm, under in zip(self.calm, self.attacked, strict=True)
+            quantile(under, 0.99) / quantile(other, 0.99) for other, under in zip(others, self.attacked, strict=True)
         )
 
 
@@ -111,8 +119,10 @@ def prepare(cluster: Cluster) -> None:
         admin.alter_client_quotas({QuotaEntity(user=""): {"producer_byte_rate": 10e6, "request_percentage": 50}})
 
 
-def measure(cluster: Cluster, attacks: tuple[str, ...] = ATTACKS, rounds: int = ROUNDS) -> Figures:
-    """Run calm rounds and rounds under attack by turns."""
+def measure(
+    cluster: Cluster, attacks: tuple[str, ...] = ATTACKS, rounds: int = ROUNDS, *, busy: bool = False
+) -> Figures:
+    """Run calm rounds and rounds under attack by turns, with `busy` also those beside processes that only compute."""
     figures = Figures()
     with Honest(cluster) as honest, Memory(cluster, figures) as memory, _attackers(cluster, attacks) as attackers:
         honest.round(SETTLE_S)
@@ -124,11 +134,16 @@ def measure(cluster: Cluster, attacks: tuple[str, ...] = ATTACKS, rounds: int = 
             for attacker in attackers:
                 attacker.command("attack")
             honest.round(SETTLE_S)
+            computed_s = [attacker.computed_s() for attacker in attackers]
             figures.attacked.append(honest.round(ATTACK_S))
+            computed_s = [attacker.computed_s() - s for attacker, s in zip(attackers, computed_s, strict=True)]
             for attacker in attackers:
                 attacker.command("rest")
             honest.round(SETTLE_S)
             figures.epochs.append(_epochs(cluster))
+            if busy:
+                with _computing([s / ATTACK_S for s in computed_s]):
+                    figures.busy.append(honest.round(ATTACK_S))
         figures.failures = honest.failures
         for attacker in attackers:
             figures.done[attacker.name] = attacker.counts()
@@ -230,19 +245,20 @@ def run(report: Report) -> None:
     for attacks in (*((name,) for name in ATTACKS), ATTACKS):
         with secured_cluster() as cluster:
             prepare(cluster)
-            figures = measure(cluster, attacks)
+            figures = measure(cluster, attacks, busy=True)
         what = attacks[0] if len(attacks) == 1 else "all at once"
-        slower = figures.slower()
-        calm, under = (
-            quantile([s for each in rounds for s in each], 0.99) for rounds in (figures.calm, figures.attacked)
-        )
-        report.add(
-            "hostile",
-            f"{what}: 99th percentile of honest clients",
-            f"{slower:.2f} times; {1e3 * calm:.0f} ms in calm, {1e3 * under:.0f} ms under attack",
-            f"<= {SLOWER:g} times",
-            slower <= SLOWER,
-        )
+        for others, name in ((figures.calm, "calm"), (figures.busy, "as much computing without an attack")):
+            slower = figures.slower(others)
+            before, under = (
+                quantile([s for each in rounds for s in each], 0.99) for rounds in (others, figures.attacked)
+            )
+            report.add(
+                "hostile",
+                f"{what}: 99th percentile of honest clients, against {name}",
+                f"{slower:.2f} times; {1e3 * before:.0f} and {1e3 * under:.0f} ms",
+                f"<= {SLOWER:g} times",
+                slower <= SLOWER,
+            )
         grown = max(figures.grown_bytes.values())
         target = f"<= {MEMORY_BYTES >> 20} MiB"
         report.add("hostile", f"{what}: memory of a server", f"{grown >> 20} MiB more", target, grown <= MEMORY_BYTES)
@@ -292,6 +308,11 @@ class Attacker:
         found: dict[str, int] = json.loads(self._process.stdout.readline())
         return found
 
+    def computed_s(self) -> float:
+        """Return how long it has computed."""
+        times = psutil.Process(self._process.pid).cpu_times()
+        return float(times.user + times.system)
+
     def close(self) -> None:
         """End it."""
         self._process.kill()
@@ -307,6 +328,30 @@ def _attackers(cluster: Cluster, names: tuple[str, ...]) -> Iterator[list[Attack
     finally:
         for each in found:
             each.close()
+
+
+@contextmanager
+def _computing(shares: list[float]) -> Iterator[None]:
+    """Have a process of the attackers' priority compute for each of these shares of the time."""
+    found: list[subprocess.Popen[bytes]] = []
+    try:
+        for share in shares:
+            command = [sys.executable, "-m", "bench.hostile", "computing", str(share)]
+            found.append(subprocess.Popen(command))
+        yield
+    finally:
+        for each in found:
+            each.kill()
+            each.wait()
+
+
+def _compute(share: float) -> None:
+    """Compute for a share of the time, in pieces, for ever."""
+    while True:
+        begun_s, computed_s = time.monotonic(), time.process_time()
+        while time.process_time() - computed_s < PIECE_S:
+            sum(range(1_000))
+        time.sleep(max(0.0, PIECE_S / max(share, 0.001) - (time.monotonic() - begun_s)))
 
 
 class Battlefield:
@@ -502,11 +547,13 @@ async def _attack(name: str, field_: Battlefield) -> None:
 
 
 def main() -> None:
-    """Be one attacker."""
+    """Be one attacker, or a process that only computes."""
     os.nice(19)
+    name, said = sys.argv[1:]
+    if name == "computing":
+        _compute(float(said))
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    name, said = sys.argv[1:]
     asyncio.run(_attack(name, Battlefield(**json.loads(said))))
 
 
