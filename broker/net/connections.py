@@ -5,6 +5,10 @@ connections themselves and ask it first. gRPC accepts its own: it enforces max.c
 `ConnectionWatch` looks for new connections among this process's descriptors and shuts down those beyond the other
 limits. So clients reach gRPC directly, without a copy of a byte.
 
+By then gRPC has paid for the connection: memory, a TLS handshake, a timer. So the watch also counts the connections of
+each network that turn out to be of no use (`UnusedConnections`), and where they come too fast, `SynFilter` has the
+kernel drop that network's further attempts for a while.
+
 A connection that is refused is closed before it is served. A client sees that as a broken connection, and tries again.
 
 `broker/net/calls.py` limits the calls on them.
@@ -18,11 +22,15 @@ import os
 import resource
 import socket
 import stat
+import struct
+import sys
 import time
 from asyncio.trsock import TransportSocket
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from ctypes import addressof, create_string_buffer
+from ipaddress import IPv6Address, ip_address
 from itertools import takewhile
 from typing import Final, NamedTuple, TypeVar
 
@@ -43,7 +51,8 @@ MAX_DESCRIPTORS: Final = 1 << 20
 MAX_CONNECTIONS: Final = "max.connections"
 MAX_CONNECTIONS_PER_IP: Final = "max.connections.per.ip"
 LOGIN_TIMEOUT: Final = "connection.login.timeout.ms"
-_NO_LIMIT: Final = 2**31 - 1
+MAX_UNUSED_CONNECTION_RATE: Final = "max.unused.connection.rate"
+NO_LIMIT: Final = 2**31 - 1
 
 
 T = TypeVar("T")
@@ -85,7 +94,7 @@ class ConnectionLimits:
         self._rates: dict[str, TokenBucket] = {}
         self._logged = Rarely()
         self.refused: Counter[str] = Counter()
-        """Refused connections, by the limit."""
+        """Refused connections, by the limit; of max.unused.connection.rate, how often a network was held back."""
 
     @property
     def most(self) -> int:
@@ -172,7 +181,7 @@ def limits_of(config: BrokerConfig, image: Callable[[], MetadataImage]) -> Conne
 
     def rate(host: str) -> float | None:
         own = limit_of_ip(image().quotas, host)
-        return own if own is not None else None if default_rate == _NO_LIMIT else default_rate
+        return own if own is not None else None if default_rate == NO_LIMIT else default_rate
 
     return ConnectionLimits(
         most=max(1, min(config.max_connections, descriptors_for_connections() // listeners)),
@@ -317,6 +326,156 @@ class Newcomers:
         connection.end()
 
 
+# Connections that come to nothing
+
+UNUSED_BURST_S: Final = 10.0
+"""A network may open as many unused connections at once as its rate allows in this time; then some are dropped."""
+UNUSED_DEBT_S: Final = 5.0
+"""All are dropped once a network has opened what its rate allows in this further time, and for as long at most: so an
+honest client there has its turn soon after a flood."""
+MAX_HELD_NETWORKS: Final = 128
+"""Networks that the kernel holds back at a time. Each adds instructions to the filter, which the kernel runs for each
+new connection, and which has to fit into `net.core.optmem_max`."""
+
+
+class UnusedConnections:
+    """The networks that open connections and do not use them, faster than a rate. Pure; the caller passes the time.
+
+    A connection is unused until its client logs in, or if a limit refuses it. So a fleet of honest clients that
+    connects at once goes on as fast as its logins are done. Of a network beyond its burst a share of the attempts is
+    dropped, which grows with what counts: about as many get through as the rate allows, evenly spread in time (as RED
+    does with packets: Floyd and Jacobson, 1993).
+
+    Invariants: a level is at most the burst and two debts; a network above its burst is in `_beyond`.
+    """
+
+    def __init__(self, rate: float) -> None:
+        """`rate`: unused connections a second of one network, without limit; `UNUSED_BURST_S` of them at once."""
+        self.rate = rate
+        self._burst = rate * UNUSED_BURST_S
+        self._debt = rate * UNUSED_DEBT_S
+        self._levels: dict[str, tuple[float, float]] = {}
+        """By network: the unused connections that count, of which `rate` are forgotten each second, and the time."""
+        self._beyond: set[str] = set()
+        """Networks whose level was above the burst."""
+
+    def opened(self, network: str, now_ms: float) -> None:
+        """Count a connection that is not used yet, or that a limit has refused."""
+        level = min(self._burst + 2 * self._debt, self._level(network, now_ms) + 1)
+        remembered(self._levels, network, lambda: (0.0, now_ms))
+        self._levels[network] = level, now_ms
+        if level > self._burst:
+            self._beyond.add(network)
+
+    def used(self, network: str, now_ms: float) -> None:
+        """Count a connection no longer: its client has logged in."""
+        if network in self._levels:
+            self._levels[network] = max(0.0, self._level(network, now_ms) - 1), now_ms
+
+    def dropped(self, now_ms: float) -> dict[str, float]:
+        """Return the share of further attempts to drop, above 0 and at most 1, of each network beyond its burst."""
+        shares = {network: (self._level(network, now_ms) - self._burst) / self._debt for network in self._beyond}
+        self._beyond = {network for network, share in shares.items() if share > 0}
+        most = sorted(self._beyond, key=lambda network: -shares[network])[:MAX_HELD_NETWORKS]
+        return {network: min(1.0, shares[network]) for network in most}
+
+    def _level(self, network: str, now_ms: float) -> float:
+        level, at_ms = self._levels.get(network, (0.0, now_ms))
+        return max(0.0, level - self.rate * (now_ms - at_ms) / 1_000)
+
+
+SO_ATTACH_FILTER: Final = 26
+SO_DETACH_FILTER: Final = 27
+_SKIP, _TAKE = 0, 0xFFFF_FFFF
+"""What a filter returns: how many bytes of a segment pass."""
+_NETWORK_HEADER: Final = 0xFFF0_0000
+"""SKF_NET_OFF: offsets from here count from the IP header, others from the TCP header."""
+_RANDOM: Final = 0xFFFF_F000 + 56
+"""SKF_AD_OFF + SKF_AD_RANDOM: here is a random number of 32 bits."""
+
+
+def syn_filter(dropped: Mapping[str, float]) -> bytes:
+    """Return a program of classic BPF that drops a share of the attempts to connect, by network.
+
+    An array of `struct sock_filter`, each u16 code, u8 jump if true, u8 jump if false, u32 operand, in the machine's
+    byte order (Linux, Documentation/networking/filter.rst). A connection inherits the program of its listener, so all
+    segments but the first one of a connection (SYN without ACK) have to pass.
+    """
+    load_byte, load_word, and_, if_equal, if_greater, go, return_ = 0x30, 0x20, 0x54, 0x15, 0x25, 0x05, 0x06
+    v4, v6 = [], []
+    for network, share in dropped.items():
+        verdict = [
+            (load_word, 0, 0, _RANDOM),
+            (if_greater, 1, 0, min(_TAKE, int(share * 2**32))),
+            (return_, 0, 0, _SKIP),
+            (return_, 0, 0, _TAKE),
+        ]
+        address = ip_address(network.removesuffix("/64"))
+        if isinstance(address, IPv6Address):
+            high, low = struct.unpack(">II", address.packed[:8])
+            v6 += [
+                (load_word, 0, 0, _NETWORK_HEADER + 8),
+                (if_equal, 0, len(verdict) + 2, high),
+                (load_word, 0, 0, _NETWORK_HEADER + 12),
+                (if_equal, 0, len(verdict), low),
+                *verdict,
+            ]
+        else:
+            v4 += [(if_equal, 0, len(verdict), int(address)), *verdict]
+    program = [
+        (load_byte, 0, 0, 13),  # the flags of the TCP header
+        (and_, 0, 0, 0x12),
+        (if_equal, 1, 0, 0x02),  # SYN without ACK
+        (return_, 0, 0, _TAKE),
+        (load_byte, 0, 0, _NETWORK_HEADER),
+        (and_, 0, 0, 0xF0),
+        (if_equal, 0, 1, 0x60),
+        (go, 0, 0, len(v4) + 2),
+        (load_word, 0, 0, _NETWORK_HEADER + 12),  # the source address
+        *v4,
+        (return_, 0, 0, _TAKE),
+        *v6,
+        (return_, 0, 0, _TAKE),
+    ]
+    return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
+
+
+class SynFilter:
+    """Has the kernel drop attempts to connect to a port of this process; Linux only, elsewhere it does nothing.
+
+    The client's kernel tries again after 1, 3, 7, 15 s…, so an honest client comes late and sees no error.
+    """
+
+    def __init__(self) -> None:
+        self.dropped: dict[str, float] = {}
+        """The shares that it drops, by network."""
+
+    def drop(self, listening: Iterable[tuple[int, int]], dropped: dict[str, float]) -> None:
+        """Drop these shares of attempts from now on, by network. `listening`: descriptors and inodes of the port."""
+        if dropped == self.dropped:
+            return
+        self.dropped = dropped
+        if not sys.platform.startswith("linux"):
+            return
+        try:
+            for fd, inode in listening:
+                with _socket_of(fd, inode) as own:
+                    if own is not None:
+                        self._attach(own, dropped)
+        except OSError as error:
+            logger.info("the kernel does not hold floods of connections back: %s", error.strerror or error)
+
+    @staticmethod
+    def _attach(own: socket.socket, dropped: dict[str, float]) -> None:
+        if dropped:
+            program = syn_filter(dropped)
+            place = create_string_buffer(program, len(program))
+            fprog = struct.pack("@HP", len(program) // 8, addressof(place))
+            own.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, fprog)
+        else:
+            own.setsockopt(socket.SOL_SOCKET, SO_DETACH_FILTER, 0)
+
+
 # Connections that gRPC has accepted
 
 LOOK_EVERY_S: Final = 0.1
@@ -335,6 +494,8 @@ class _Found(NamedTuple):
     host: str
     """Of the peer; "": no connection of the port."""
     port: int
+    listens: bool = False
+    """Whether it is the port's listening socket."""
 
 
 class ConnectionWatch:
@@ -346,9 +507,23 @@ class ConnectionWatch:
     With `login_ms`, clients have to log in within that time. When max.connections.per.ip is reached, the oldest
     connection of the address without a login gives way to the new one. Such connections are at most half of
     max.connections; of too many, the addresses that have most lose their oldest ones.
+
+    A network that opens more than `unused_rate` connections a second without a use for them is held back
+    (`UnusedConnections`): the kernel drops its attempts to connect for some seconds.
     """
 
-    def __init__(self, port: int, limits: ConnectionLimits, clock: Clock, login_ms: float | None = None) -> None:
+    def __init__(
+        self,
+        port: int,
+        limits: ConnectionLimits,
+        clock: Clock,
+        login_ms: float | None = None,
+        unused_rate: float = NO_LIMIT,
+    ) -> None:
+        self._unused = UnusedConnections(unused_rate)
+        self._filter = SynFilter()
+        self._listening: dict[int, int] = {}
+        """The inodes of the port's listening sockets by descriptor."""
         self._login_ms = login_ms
         self._strangers: dict[str, dict[int, tuple[_Found, float]]] = {}
         """Connections without a login, by address and peer's port, each with its first sight; the oldest first."""
@@ -432,15 +607,25 @@ class ConnectionWatch:
                 self._is_no_stranger(gone)
                 self._is_no_peer(gone)
         logins |= self._logins
-        self._let_in(logins)
+        self._let_in(logins, now_ms)
         for each in found:
             self._known[each.inode] = each if each.host and self._admit(each, now_ms) else None
-        self._let_in(logins)
+            if each.listens:
+                self._listening[each.fd] = each.inode
+        self._let_in(logins, now_ms)
         self._turn_out(now_ms)
+        self._hold_back(now_ms)
         for address, limit in ending.items():
             if (known := self._peers.get(address)) is not None:
                 self._end(known, limit)
         self._busy_s = scanning_s + time.thread_time() - begun_s
+
+    def _hold_back(self, now_ms: float) -> None:
+        """Have the kernel drop the attempts of networks that open too many connections without a use for them."""
+        dropped = self._unused.dropped(now_ms)
+        for network in dropped.keys() - self._filter.dropped.keys():
+            self._limits.refuse(network, MAX_UNUSED_CONNECTION_RATE, self._unused.rate, now_ms)
+        self._filter.drop(self._listening.items(), dropped)
 
     def _end(self, found: _Found, limit: str) -> None:
         if found.inode not in self._ended:
@@ -462,16 +647,19 @@ class ConnectionWatch:
             self._drop(oldest)
             limit = self._limits.open(found.host, now_ms)
         if limit:
+            self._unused.opened(network_of(found.host), now_ms)
             _shut_down(found)
             return False
         self._peers[found.host, found.port] = found
         if self._login_ms is not None:
+            self._unused.opened(network_of(found.host), now_ms)
             self._strangers.setdefault(found.host, {})[found.port] = found, now_ms
         return True
 
-    def _let_in(self, logins: set[tuple[str, int]]) -> None:
+    def _let_in(self, logins: set[tuple[str, int]], now_ms: float) -> None:
         for host, port in logins:
-            self._strangers.get(host, {}).pop(port, None)
+            if self._strangers.get(host, {}).pop(port, None) is not None:
+                self._unused.used(network_of(host), now_ms)
 
     def _turn_out(self, now_ms: float) -> None:
         """Shut down connections that have not logged in in time, and some of too many."""
@@ -542,10 +730,12 @@ def _found(local_port: int, fd: int, inode: int) -> _Found | None:
             if own is None:
                 return None
             if own.family in (socket.AF_INET, socket.AF_INET6) and own.getsockname()[1] == local_port:
+                if own.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                    return _Found(fd, inode, "", 0, listens=True)
                 host, port = own.getpeername()[:2]
                 return _Found(fd, inode, canonical_host(str(host)), port)
     except OSError:
-        pass  # the listening socket, or a connection that has just ended
+        pass  # a connection that has just ended
     return _Found(fd, inode, "", 0)
 
 

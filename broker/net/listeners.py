@@ -21,6 +21,7 @@ from broker.config.checks import WITH_TLS
 from broker.config.config import BrokerConfig
 from broker.config.endpoints import SASL_SSL
 from broker.net.connections import (
+    NO_LIMIT,
     ConnectionLimits,
     ConnectionWatch,
     Newcomer,
@@ -82,10 +83,11 @@ class Listener:
         limits: ConnectionLimits | None = None,
         clock: Clock | None = None,
         login_ms: float | None = None,
+        unused_rate: float = NO_LIMIT,
     ) -> None:
         """Bind the port; 0 stands for any free port. `limits`: on its connections; None: none, as between nodes.
 
-        `login_ms`: as `ConnectionWatch`.
+        `login_ms`, `unused_rate`: as `ConnectionWatch`.
 
         Raises:
             RuntimeError: the port cannot be bound; `why_not` returns the reason.
@@ -102,7 +104,7 @@ class Listener:
             self.port = front.port
         self._watch: ConnectionWatch | None = None
         if limits is not None and self._front is None:
-            self._watch = ConnectionWatch(self.port, limits, clock or SystemClock(), login_ms)
+            self._watch = ConnectionWatch(self.port, limits, clock or SystemClock(), login_ms, unused_rate)
         self._watching: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
@@ -187,7 +189,17 @@ def listen_for_clients(
     if tls is not None and (both or config.listener_security_protocol in WITH_TLS):
         credentials = tls.client_credentials()
     try:
-        return Listener(server, host, port, credentials, both=both, limits=limits, clock=clock, login_ms=login_ms)
+        return Listener(
+            server,
+            host,
+            port,
+            credentials,
+            both=both,
+            limits=limits,
+            clock=clock,
+            login_ms=login_ms,
+            unused_rate=config.max_unused_connection_rate,
+        )
     except RuntimeError:
         raise BrokerUnavailable(
             f"cannot listen on {host}:{port}: {why_not(host, port)}; is another server using the port? "

@@ -93,6 +93,10 @@ class ServerKeywords(TypedDict, total=False):
     max_connection_creation_rate: int
     """New connections a second that one address may open, unless it has a quota connection_creation_rate; after a
     pause, quota.window.num times as many at once."""
+    max_unused_connection_rate: int
+    """Connections a second of one address (of IPv6 a /64) on which no user logs in, or that a limit refuses; ten times
+    as many at once. Beyond it the kernel ignores the address's attempts to connect, for five seconds at most; clients
+    try again by themselves. On Linux, where clients connect to the broker's gRPC server directly."""
     connection_login_timeout_ms: int | str
     """With listener.security.protocol=sasl_ssl: the broker closes a connection on which no logged-in user has made a
     call within this time; on the listener for Kafka clients, one whose login or TLS handshake is not complete; during a

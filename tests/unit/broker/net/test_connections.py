@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
+import random
 import socket
 import sys
 import time
@@ -20,10 +22,13 @@ from broker.clock import SystemClock
 from broker.config.config import BrokerConfig
 from broker.net import connections
 from broker.net.connections import (
+    NO_LIMIT,
     ConnectionLimits,
     ConnectionWatch,
     Newcomer,
     Newcomers,
+    SynFilter,
+    UnusedConnections,
     limits_of,
 )
 from broker.net.listeners import EitherFront, server_options
@@ -95,6 +100,164 @@ def test_overrides_of_both_families() -> None:
     limits = limits_of(config(max_connections_per_ip_overrides="10.0.0.1:1,[fd00::1]:2"), MetadataImage)
     assert [limits.open("10.0.0.1", 0) == "" for _ in range(2)] == [True, False]
     assert [limits.open("fd00::1", 0) == "" for _ in range(3)] == [True, True, False]
+
+
+# Connections that come to nothing
+
+
+def test_a_network_is_held_back_beyond_its_burst_and_each_second_a_little_less() -> None:
+    unused = UnusedConnections(2.0)
+    for _ in range(20):
+        unused.opened("10.0.0.1", 0)
+    assert unused.dropped(0) == {}, "ten seconds' worth may come at once"
+    for _ in range(5):
+        unused.opened("10.0.0.1", 0)
+        unused.opened("10.0.0.2", 0)
+    assert unused.dropped(0) == {"10.0.0.1": 0.5}
+    for _ in range(1_000):
+        unused.opened("10.0.0.1", 0)
+    assert unused.dropped(5_000) == {"10.0.0.1": 1.0}
+    assert unused.dropped(7_500) == {"10.0.0.1": 0.5}, "whatever it has opened, all is dropped for five seconds at most"
+    assert unused.dropped(10_000) == {}
+
+
+def test_connections_on_which_a_user_logs_in_are_not_held_back() -> None:
+    unused = UnusedConnections(5.0)
+    for number in range(10_000):
+        unused.opened("10.0.0.1", number)
+        if number >= 40:
+            unused.used("10.0.0.1", number)
+        assert unused.dropped(number) == {}
+    unused.used("10.0.0.2", 0)
+    assert unused.dropped(0) == {}
+
+
+@pytest.mark.parametrize("attempts_per_s", [20, 200, 2_000])
+def test_as_many_unused_connections_get_through_as_the_rate_allows(attempts_per_s: int) -> None:
+    unused, chance, let_in = UnusedConnections(5.0), random.Random(1), 0
+    for look in range(1_600):
+        share = unused.dropped(look * 100.0).get("10.0.0.1", 0.0)
+        for _ in range(attempts_per_s // 10):
+            if chance.random() >= share:
+                unused.opened("10.0.0.1", look * 100.0)
+                let_in += look >= 600  # the burst is over by then
+    assert 450 <= let_in <= 550, "five a second, for a hundred seconds"
+
+
+def test_the_networks_that_open_most_are_held_back_and_a_filter_has_room_for_them() -> None:
+    unused = UnusedConnections(1.0)
+    networks = [f"10.0.{number >> 8}.{number & 255}" for number in range(1_000)]
+    for number, network in enumerate(networks):
+        for _ in range(11 if number < 900 else 15):
+            unused.opened(network, 0)
+    dropped = unused.dropped(0)
+    assert len(dropped) == connections.MAX_HELD_NETWORKS
+    assert {network for network, share in dropped.items() if share == 1.0} == set(networks[900:])
+
+
+LINUX_ONLY = pytest.mark.skipif(sys.platform != "linux", reason="the filter is one of Linux' kernel")
+
+
+@LINUX_ONLY
+@pytest.mark.parametrize(
+    ("family", "address", "client", "networks"),
+    [
+        (socket.AF_INET, "127.0.0.1", "127.0.0.2", ["10.0.0.1", "127.0.0.2", "fd00::/64"]),
+        (socket.AF_INET6, "::ffff:127.0.0.1", "::ffff:127.0.0.2", ["fd00::/64", "127.0.0.2", "::/64"]),
+        (socket.AF_INET6, "::1", "::1", ["0.0.0.1", "fd00::/64", "::/64"]),
+    ],
+    ids=["IPv4", "IPv4 at an IPv6 socket", "IPv6"],
+)
+def test_the_kernel_drops_attempts_of_some_networks(
+    family: socket.AddressFamily, address: str, client: str, networks: list[str]
+) -> None:
+    """Connections that exist go on, also those that were accepted while the filter was there."""
+    with contextlib.ExitStack() as stack:
+
+        def attempt(source: str) -> socket.socket | None:
+            made = stack.enter_context(contextlib.closing(socket.socket(family)))
+            try:
+                made.bind((source, 0))
+                made.settimeout(0.3)
+                made.connect((address, listening.getsockname()[1]))
+            except TimeoutError:
+                return None
+            return made
+
+        try:
+            listening = stack.enter_context(
+                socket.create_server((address, 0), family=family, dualstack_ipv6=family == socket.AF_INET6)
+            )
+        except OSError as error:
+            pytest.skip(f"no socket at {address}: {error}")
+        listeners = [(listening.fileno(), os.fstat(listening.fileno()).st_ino)]
+        filter_ = SynFilter()
+        made = [attempt(client)]
+        filter_.drop(listeners, {networks[-1]: 1e-9})
+        made.append(attempt(client))
+        filter_.drop(listeners, dict.fromkeys(networks, 1.0))
+        assert attempt(client) is None
+        if client != address:
+            made.append(attempt(address))
+        many = {f"10.{number}.0.1": 0.5 for number in range(64)} | {f"fd00:{number}::/64": 0.5 for number in range(64)}
+        assert len(many) == connections.MAX_HELD_NETWORKS
+        filter_.drop(listeners, many)
+        made.append(attempt(client))
+        for each in made:
+            assert each is not None
+            accepted, _ = listening.accept()
+            with accepted:
+                each.sendall(b"here")
+                assert accepted.recv(4) == b"here"
+        filter_.drop(listeners, {})
+        assert attempt(client)
+
+
+@LINUX_ONLY
+async def test_silent_connections_beyond_the_rate_do_not_reach_the_listener() -> None:
+    limits = ConnectionLimits(most=1_000, per_ip=1_000)
+    with contextlib.ExitStack() as stack:
+        async with watched(limits, 60_000.0, unused_rate=2.0) as (watch, clock, port):
+
+            def opened(number: int, source: str = "127.0.0.2") -> list[socket.socket]:
+                return [stack.enter_context(contextlib.closing(connect(port, source))) for _ in range(number)]
+
+            def refused() -> bool:
+                try:
+                    socket.create_connection(("127.0.0.1", port), 0.3, ("127.0.0.2", 0)).close()
+                except TimeoutError:
+                    return True
+                return False
+
+            honest = opened(30)
+            await look(watch, limits, 1, 30)
+            for each in honest:
+                watch.logged_in(peer_of(each))
+            await watch.look()
+            silent = opened(31)
+            await look(watch, limits, 2, 61)
+            assert limits.refused == {"max.unused.connection.rate": 2}, (
+                "it was held back for a moment before the logins"
+            )
+            assert refused()
+            assert opened(1, "127.0.0.3")
+            assert all(map(is_open, honest + silent))
+            clock.at_ms = 10_000.0
+            await watch.look()
+            assert opened(1)
+
+
+@LINUX_ONLY
+async def test_connections_beyond_another_limit_do_not_reach_the_listener_for_ever() -> None:
+    limits = ConnectionLimits(most=1_000, per_ip=1)
+    with contextlib.ExitStack() as stack:
+        async with watched(limits, None, unused_rate=1.0) as (watch, _, port):
+            for _ in range(17):
+                stack.enter_context(contextlib.closing(connect(port, "127.0.0.2")))
+            await look(watch, limits, 17, 1)
+            assert limits.refused == {"max.connections.per.ip": 16, "max.unused.connection.rate": 1}
+            with pytest.raises(TimeoutError):
+                socket.create_connection(("127.0.0.1", port), 0.3, ("127.0.0.2", 0)).close()
 
 
 # gRPC's connections
@@ -195,7 +358,9 @@ class _Time(SystemClock):
 
 
 @asynccontextmanager
-async def watched(limits: ConnectionLimits, login_ms: float) -> AsyncIterator[tuple[ConnectionWatch, _Time, int]]:
+async def watched(
+    limits: ConnectionLimits, login_ms: float | None, unused_rate: float = NO_LIMIT
+) -> AsyncIterator[tuple[ConnectionWatch, _Time, int]]:
     """A listener that takes connections and reads nothing, and its watch, which looks when told to."""
     clock = _Time()
     taken: list[socket.socket] = []
@@ -203,7 +368,7 @@ async def watched(limits: ConnectionLimits, login_ms: float) -> AsyncIterator[tu
         port = listening.getsockname()[1]
         loop = asyncio.get_running_loop()
         loop.add_reader(listening, lambda: taken.append(listening.accept()[0]))
-        watch = ConnectionWatch(port, limits, clock, login_ms)
+        watch = ConnectionWatch(port, limits, clock, login_ms, unused_rate)
         try:
             yield watch, clock, port
         finally:
