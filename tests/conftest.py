@@ -46,18 +46,13 @@ machine that is too short. Those that use the session `spark` share it."""
 SLOW_FIRST = (
     *SPARK,
     "test_chaos.py",
-    "test_cli_groups.py",
     "test_replication_chaos.py",
-    "test_quorum_cluster.py",
-    "test_delay_queue.py",
     "test_transactions.py",
     "test_console.py",
     "test_compose.py",
     "test_power_loss.py",
     "test_durability.py",
     "test_cli.py",
-    "test_replication.py",
-    "test_replaced_disk.py",
     "test_staged_writer.py",
     "test_image.py",
     "test_schedules.py",
@@ -70,18 +65,70 @@ SLOW_FIRST = (
 )
 """Files that take minutes begin first, so that no worker is left alone with one at the end."""
 
+WITH_SERVERS = "tests/integration/"
+MOSTLY_WAITING = (
+    "test_kafka_groups.py",
+    "test_delay_queue.py",
+    "test_quorum_cluster.py",
+    "test_replication.py",
+    "test_cli_groups.py",
+    "test_damage.py",
+    "test_lost_servers.py",
+    "test_cli_partitions.py",
+    "test_kafka_security.py",
+    "test_security.py",
+    "test_recipes.py",
+    "test_observability.py",
+    "test_read_committed.py",
+    "test_bad_input.py",
+    "test_groups.py",
+    "test_compaction.py",
+    "test_doctor.py",
+    "test_drain.py",
+    "test_idempotence.py",
+    "test_replaced_disk.py",
+    "test_acls.py",
+    "test_quotas.py",
+    "test_tls.py",
+    "test_server_log.py",
+)
+"""Files with servers that use less than half of a core, and wait for elections, sessions and timeouts otherwise; the
+longest first."""
+
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Give each worker a file at a time, and one worker all files that run Spark."""
+    """Give each worker a file at a time, one worker all files that run Spark, and some workers files that wait only.
+
+    Those are the workers beyond one for each core, among tests with servers: files that compute would starve each
+    other's servers. The other workers leave these files to them as long as there is something else to do.
+    """
     if config.getoption("dist") != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling
+
+    cores = os.cpu_count() or 1
 
     class Scheduling(LoadFileScheduling):  # type: ignore[misc] # xdist has no types
         def _split_scope(self, nodeid: str) -> str:
             file: str = super()._split_scope(nodeid)
             return "spark" if file.rpartition("/")[2] in SPARK else file
+
+        def _next_for(self, node: Any) -> str | None:
+            """Return the files that a worker gets next, None if there is nothing for it."""
+            waiting = [scope for name in MOSTLY_WAITING if (scope := f"{WITH_SERVERS}{name}") in self.workqueue]
+            if int(node.gateway.id.removeprefix("gw")) < cores:
+                return next((scope for scope in self.workqueue if scope not in waiting), next(iter(waiting), None))
+            others = (scope for scope in self.workqueue if scope != "spark" and not scope.startswith(WITH_SERVERS))
+            return next(iter(waiting), next(others, None))
+
+        def _assign_work_unit(self, node: Any) -> None:
+            scope = self._next_for(node)
+            if scope is None:
+                node.shutdown()
+            else:
+                self.workqueue.move_to_end(scope, last=False)
+                super()._assign_work_unit(node)
 
     return Scheduling(config, log)
 

@@ -134,11 +134,12 @@ def _test(arguments: list[str]) -> int:
     cores = os.cpu_count() or 1
     # Tests without servers come first, with a worker more than cores, as they wait for two fifths of their time;
     # servers and Spark never run beside them, and tests with containers, which take all cores, beside nothing. With
-    # more workers than cores, servers and Spark starve each other where a core has half of the usual speed. A
-    # file's tests stay together, as they share servers.
+    # servers, the worker more than cores has only the files that wait for most of their time (tests/conftest.py):
+    # with any file, servers and Spark starve each other where a core has half of the usual speed. A file's tests stay
+    # together, as they share servers.
     phases = {
         "--phase-1": (cores + 1, ("tests/unit", "tests/conformance", "tests/simulation", "tests/fuzz")),
-        "--phase-2": (cores, ("tests/integration",)),
+        "--phase-2": (cores + 1, ("tests/integration",)),
         "--phase-3": (1, ("tests/chaos",)),
     }
     rest = [argument for argument in arguments if argument not in ("--long", *phases)]

@@ -689,8 +689,11 @@ class BrokerRole:
         self._transactions.on_metadata(image, records)
 
     def _kick(self, leaderships_changed: bool) -> None:
-        """Send a heartbeat early if the controller waits for it: after a leadership change, or while fenced."""
-        if self._heartbeats is not None and (leaderships_changed or self._heartbeats.fenced):
+        """Send a heartbeat early if it brings something forward: after a leadership change, or without a lease.
+
+        A broker that is not fenced any more has a lease only once it has said that it has applied that.
+        """
+        if self._heartbeats is not None and (leaderships_changed or not self._lease.valid()):
             self._heartbeats.kick()
 
     def why_not_ready(self) -> str:

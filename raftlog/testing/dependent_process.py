@@ -128,7 +128,7 @@ class ForkServer:
             os.close(os.pidfd_open(os.getpid()))  # kernels before 5.3, and some sandboxes, do not have it
         except (AttributeError, OSError) as error:
             raise ForkFailed(str(error)) from error
-        self._fixed = _fixed(environment)
+        self._fixed = fixed_at_start(environment)
         self._control, theirs = socket.socketpair()
         with theirs:
             command = [sys.executable, "-P", "-m", "raftlog.testing.dependent_process", str(os.getpid()), _FORK_SERVER]
@@ -144,7 +144,7 @@ class ForkServer:
 
     def can_start(self, environment: Mapping[str, str]) -> bool:
         """Whether it can start a server with this environment."""
-        return self._fixed == _fixed(environment)
+        return self._fixed == fixed_at_start(environment)
 
     def start(
         self,
@@ -193,7 +193,8 @@ class ForkServer:
         self._process.wait()
 
 
-def _fixed(environment: Mapping[str, str]) -> dict[str, str]:
+def fixed_at_start(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that a fork cannot change: the loader and libraries have read them."""
     return {key: value for key, value in environment.items() if key.startswith(_ONLY_AT_START)}
 
 
@@ -264,9 +265,9 @@ def _become_server(
         os.dup2(output, 2)
         os.close(output)
         os.setpgid(0, 0)
-        os.chdir(cwd)
         os.environ.clear()
         os.environ.update(environment)
+        os.chdir(cwd)
         die_with(parent)
         sys.argv = ["broker", *arguments]
         run()

@@ -17,7 +17,7 @@ from typing import IO
 
 from raftlog._installed import dependent_server_command, server_environment
 from raftlog.errors import RaftlogError
-from raftlog.testing.dependent_process import ForkedProcess, ForkFailed, ForkServer
+from raftlog.testing.dependent_process import ForkedProcess, ForkFailed, ForkServer, fixed_at_start
 from raftlog.testing.layout import private
 
 ConfigValue = str | int | float | bool
@@ -35,10 +35,13 @@ _KAFKA_LISTENER = "broker.kafka.listener"
 """The module that only servers with a listener for Kafka clients import."""
 _FORK_SERVERS = 3
 """Servers of a cluster come from different ones, since forks of one process hash strings alike; real servers do not."""
+_ENVIRONMENTS_MAX = 3
+"""Of so many environments there are fork servers, if they differ in what a fork cannot change; each takes memory."""
 _START = "RAFTLOG_SERVER_START"
 """The variable that says how servers start: `fork`, the default, or `exec`, each as a program of its own."""
 
-_fork_servers: dict[int, ForkServer] = {}
+_fork_servers: dict[tuple[int, frozenset[tuple[str, str]]], ForkServer] = {}
+"""By number, and by what a fork cannot change of the environment."""
 _starter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="raftlog-server-starter")
 """A server dies with the thread that started it; this thread lives until the interpreter ends."""
 
@@ -51,12 +54,13 @@ def _fork_server(node_id: int, environment: Mapping[str, str]) -> ForkServer:
     """
     if os.environ.get(_START) == "exec":
         raise ForkFailed(f"{_START}=exec")
-    number = node_id % _FORK_SERVERS
-    found = _fork_servers.get(number)
+    fixed = frozenset(fixed_at_start(environment).items())
+    if len({known for _, known in _fork_servers} | {fixed}) > _ENVIRONMENTS_MAX:
+        raise ForkFailed("there are fork servers of too many environments already")
+    key = node_id % _FORK_SERVERS, fixed
+    found = _fork_servers.get(key)
     if found is None or not found.is_running:
-        found = _fork_servers[number] = ForkServer(environment)
-    if not found.can_start(environment):
-        raise ForkFailed("the environment has changed")
+        found = _fork_servers[key] = ForkServer(environment)
     return found
 
 

@@ -392,6 +392,7 @@ class ControllerChannel:
         self._window = CommandWindow()
         self._hinted: int | None = None
         self._hint_epoch = -1
+        self._followed = asyncio.Event()
         remote = sorted(self._controllers.keys() - ({node_id} if local is not None else set()))
         self._rng.shuffle(remote)
         self._rotation = itertools.cycle(remote) if remote else None
@@ -556,12 +557,21 @@ class ControllerChannel:
                         else:
                             self._failures.pop(target, None)
                             return answer
-                    if backoff_s:
-                        await asyncio.sleep(backoff_s * self._rng.uniform(0.5, 1.5))
+                    if backoff_s and await self._elected_within(backoff_s * self._rng.uniform(0.5, 1.5)):
+                        backoff_s = 0.0
                     backoff_s = min(max(FIRST_BACKOFF_S, backoff_s * 1.7), LAST_BACKOFF_S)
         except TimeoutError:
             troubles = self.troubles() or "none of the controllers is active"
             raise RequestTimedOut(f"{what} within {timeout_s:.3g} s; {troubles}") from None
+
+    async def _elected_within(self, pause_s: float) -> bool:
+        """Wait, at most until the metadata names a newer active controller; return whether it has."""
+        try:
+            async with asyncio.timeout(pause_s):
+                await self._followed.wait()
+        except TimeoutError:
+            return False
+        return True
 
     async def _propose_remote(self, target: int, command: MetadataCommand, timeout_s: float) -> CommandResult:
         request = controller_pb2.ProposeRequest(command=command, cluster_id=self._cluster_id())
@@ -615,6 +625,8 @@ class ControllerChannel:
         """
         if controller_epoch > self._hint_epoch and controller_id in self._controllers:
             self._hint_epoch, self._hinted = controller_epoch, controller_id
+            self._followed.set()  # wakes all that wait now, and none that waits later
+            self._followed = asyncio.Event()
 
     def _not_active(self, target: int) -> None:
         if self._hinted == target:

@@ -317,6 +317,7 @@ def _raft_options(config: QuorumConfig) -> RaftOptions:
             min(defaults.prevote_after_break_s[0], shortest_s),
             min(defaults.prevote_after_break_s[1], shortest_s),
         ),
+        first_election_s=(shortest_s / 10, shortest_s / 2),
         max_command_bytes=MAX_COMMAND_BYTES,
         snapshot_after_bytes=config.snapshot_bytes,
     )

@@ -65,6 +65,8 @@ class RaftOptions:
     """A leader that hears no majority for this time steps down."""
     prevote_after_break_s: tuple[float, float] = (0.01, 0.15)
     """How soon a follower asks for an election after the leader's stream broke, which a killed process causes."""
+    first_election_s: tuple[float, float] | None = None
+    """How soon a voter of a new quorum, which has no leader yet, asks for an election; None: as any follower."""
     max_command_bytes: int = 1 << 20
     """Larger commands are refused when proposed."""
     snapshot_after_entries: int = 20_000
@@ -85,6 +87,8 @@ class RaftOptions:
         assert longest > shortest, "equal timeouts split votes for ever"
         assert self.leader_fallback_s > 2 * self.heartbeat_interval_s, "acknowledgements come once a heartbeat"
         assert 0 < self.prevote_after_break_s[0] <= self.prevote_after_break_s[1] <= shortest
+        if self.first_election_s is not None:
+            assert 0 < self.first_election_s[0] < self.first_election_s[1] <= shortest
         assert self.max_command_bytes > 0
         assert self.snapshot_after_entries > 0
         assert self.snapshot_after_bytes > 0

@@ -73,6 +73,11 @@ class Elections:
         if self._consensus.election_deadline_s > soon:
             self._consensus.election_deadline_s = soon
 
+    def quorum_begins(self, now_s: float) -> None:
+        """Note that all voters are new: none of them leads, so there is no leader to wait for."""
+        if self._options.first_election_s is not None:
+            self._consensus.election_deadline_s = now_s + self._rng.uniform(*self._options.first_election_s)
+
     def hears_leader(self, now_s: float) -> bool:
         """Whether this node leads, or has heard the leader that it knows within the shortest election timeout."""
         if self._consensus.role == LEADER:

@@ -765,6 +765,7 @@ class RaftNode:
         if guard.state != before:
             if guard.state == VOTER and before == FRESH and self.has_peers:
                 logger.info("node %d formats its metadata directory: all voters are new", self.node_id)
+                self._elections.quorum_begins(self._clock())
             self._wal.begin()
             self._directory.become(guard.state)
             self._state_changed, self._untold = True, set(self._peers)

@@ -31,9 +31,11 @@ from tests.chaos.faults import (
 from tests.chaos.nodes import Node, NodeSet
 from tests.chaos.run import PARTITIONS, at_work
 from tests.chaos.spark_job import SparkJob
-from tests.support.fresh import one_of
+from tests.support.fresh import SEED, one_of
 from tools.docker import Image
 
+OF_SPARK: tuple[type[Fault], ...] = (Isolate, Pause, Mute)
+"""What happens to servers while Spark writes, beside a kill: one that the run's seed picks, `--long` all."""
 LEAST_FAULTS = 2
 """While Spark writes; it may be quick."""
 
@@ -85,11 +87,19 @@ def test_faults(upgraded: NodeSet, series: str, tmp_path: Path, request: pytest.
 
 
 @pytest.mark.spark("own")
-def test_spark_writes_all_the_while(upgraded: NodeSet, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    """A streaming query on local[2]: every row is there once, under all faults of servers."""
+@pytest.mark.parametrize(
+    "faults",
+    [
+        pytest.param((Kill, OF_SPARK[SEED % len(OF_SPARK)]), id="short"),
+        pytest.param((Kill, *OF_SPARK), id="all", marks=pytest.mark.long),
+    ],
+)
+def test_spark_writes_all_the_while(
+    upgraded: NodeSet, tmp_path: Path, request: pytest.FixtureRequest, faults: tuple[type[Fault], ...]
+) -> None:
+    """A streaming query on local[2]: every row is there once, under faults of servers."""
     topic = topic_of(request)
     upgraded.make_topic(topic, PARTITIONS)
-    faults: list[Callable[[], Fault]] = [Kill, Isolate, Pause, Mute]
     suffered: Counter[str] = Counter()
     with SparkJob(upgraded.bootstrap, topic, tmp_path) as job:
         job.wait_for_batches(1)

@@ -384,10 +384,11 @@ queue.run()
 """
 
 
-def test_due_records_reach_their_target_exactly_once_whoever_is_killed() -> None:
+@pytest.mark.parametrize("batches", [4, pytest.param(8, marks=pytest.mark.long)])
+def test_due_records_reach_their_target_exactly_once_whoever_is_killed(batches: int) -> None:
     """Two workers hand over; one or the other is killed at any moment, and comes again."""
     config = {**SHORT_SESSIONS, "transaction.state.log.num.partitions": 4}
-    count, batches = 300, 8
+    count = 300
     with Cluster(nodes=1, config=config) as cluster, Admin(cluster.bootstrap) as admin:
         admin.create_topic("moved-to", partitions=2)
         args = [sys.executable, "-c", _FORWARDER, cluster.bootstrap]

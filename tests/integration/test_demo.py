@@ -1,4 +1,8 @@
-"""`./dev demo`, as a newcomer runs it: a server and Spark's driver die on the way, and every record is there once."""
+"""`./dev demo`: a server and Spark's driver die on the way, and every record is there once.
+
+The short form has a Spark whose processes start with less computing (`tests.support.spark_session`); the long form
+has Spark as a newcomer has it.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +14,17 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.spark_session import JVM_OPTIONS, spark_home
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.spark("own")
-def test_the_demo_kills_a_leader_and_the_driver_and_has_every_record_once() -> None:
+@pytest.mark.parametrize("spark_is", ["prepared", pytest.param("as installed", marks=pytest.mark.long)])
+def test_the_demo_kills_a_leader_and_the_driver_and_has_every_record_once(spark_is: str) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "spark")))}
+    if spark_is == "prepared":
+        environment |= {"SPARK_HOME": str(spark_home()), "JAVA_TOOL_OPTIONS": JVM_OPTIONS}
     run = subprocess.run(
         [sys.executable, "-P", "-m", "raftlog_demo"],
         capture_output=True,

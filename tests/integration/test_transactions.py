@@ -370,11 +370,14 @@ def committed_counts(cluster: Cluster, topic: str) -> Counter[bytes]:
     return Counter(filter(None, read(cluster, topic)))
 
 
-def test_consume_transform_produce_is_exactly_once_whoever_is_killed(cluster: Cluster, tmp_path: Path) -> None:
+@pytest.mark.parametrize("rounds", [6, pytest.param(10, marks=pytest.mark.long)])
+def test_consume_transform_produce_is_exactly_once_whoever_is_killed(
+    cluster: Cluster, tmp_path: Path, rounds: int
+) -> None:
     """Three workers of one group; every second one of them, or a server, dies at any moment and is started again, or
     a worker is frozen until its session and its transaction are over, and wakes up in the middle of its work."""
     source, target = new_topic(cluster), new_topic(cluster)
-    values = numbered(3000)
+    values = numbered(1000 + 200 * rounds)
     chance = random.Random(6)
     with Producer(cluster.bootstrap) as producer:
         for index, value in enumerate(values[:1000]):
@@ -382,7 +385,7 @@ def test_consume_transform_produce_is_exactly_once_whoever_is_killed(cluster: Cl
     workers = [_Worker(cluster, f"w{index}-{source}", source, target, tmp_path / f"w{index}") for index in range(3)]
     try:
         with Producer(cluster.bootstrap) as producer:
-            for round_ in range(10):
+            for round_ in range(rounds):
                 for index, value in enumerate(values[1000 + round_ * 200 : 1200 + round_ * 200]):
                     producer.send(source, value, key=b"%d" % (index % 50))
                     time.sleep(0.005)

@@ -21,7 +21,8 @@ TOPIC: Final = "ledger"
 RECORD: Final = np.dtype([("writer", ">u4"), ("number", ">u8"), ("rest", "V52")])
 """A value: its sender, and its number among the values that this sender sent to this partition."""
 _REST: Final = b"\xa5" * 52
-_STEP_S: Final = 0.01
+_STEP_S: Final = 0.05
+"""A writer sends what is due every so often: shorter steps make smaller batches, which take more computing."""
 _TRICKLE: Final = 100
 """Records that a writer sends a second once it has sent its share: then a slow machine, where faults take longer, has
 no more to check in the end than a quick one."""

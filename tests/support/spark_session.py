@@ -38,7 +38,8 @@ def spark_home() -> Path:
 
     Spark puts `python/lib/pyspark.zip` of its home before all else on its Python's path. Python keeps no bytecode of
     what it imports from a zip, so each of its processes would compile PySpark: 1.7 of its 2.5 CPU seconds. Without the
-    zip it imports the same modules from the environment. The demo runs with Spark's own home, as users do.
+    zip it imports the same modules from the environment. With `--long` the demo runs with Spark's own home, as
+    users do.
     """
     import pyspark
 

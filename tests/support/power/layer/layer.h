@@ -1,7 +1,8 @@
 /* Notes what a process writes below one directory, and what it has made durable: see ../__init__.py.
  *
  * Preloaded (LD_PRELOAD) with POWER_HOME=HOME in the environment, HOME a directory that journal.py has prepared, it
- * watches the directory `data` beside HOME. HOME/journal gets a record for every change, with what undoes it; a record
+ * watches the directory `data` beside HOME, if HOME is there when the process is loaded or changes its directory.
+ * HOME/journal gets a record for every change, with what undoes it; a record
  * is there before its change is made, and says afterwards how that went. HOME/graveyard keeps a link to every file that
  * loses a name, and every directory that is removed. A fsync notes that it was asked for and returns after a random
  * time of up to POWER_SYNC_US microseconds; the disk itself is not asked. POWER_LIE, patterns with colons between that
