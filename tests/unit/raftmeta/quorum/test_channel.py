@@ -188,6 +188,32 @@ def test_a_hint_is_followed_and_remembered() -> None:
     run(scenario)
 
 
+def test_a_controller_that_the_metadata_names_is_asked_without_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that has found no active controller looks again after a pause, here of an hour."""
+    monkeypatch.setattr(channel_module, "FIRST_BACKOFF_S", 3_600.0)
+    monkeypatch.setattr(channel_module, "LAST_BACKOFF_S", 3_600.0)
+
+    async def scenario() -> None:
+        elected = False
+
+        def answer(command: MetadataCommand) -> CommandResult | RaftlogError:
+            return CommandResult(10) if elected else NotController("nobody is")
+
+        async with Fakes(answer, elsewhere) as fakes:
+            channel = fakes.channel(timeout_ms=7_200_000)
+            proposing = asyncio.create_task(channel.propose(register_command()))
+            while not (fakes.controllers[1].asked and fakes.controllers[2].asked):  # noqa: ASYNC110 # of other tasks
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.1)  # so that it pauses, on most machines
+            elected = True
+            channel.follow(1, 1)
+            async with asyncio.timeout(30):
+                assert await proposing == CommandResult(10)
+            await channel.close()
+
+    run(scenario)
+
+
 def test_a_command_keeps_its_identity_until_it_is_answered() -> None:
     async def scenario() -> None:
         left = [UnknownOutcome("deposed"), NotController("not yet"), UnknownOutcome("again")]

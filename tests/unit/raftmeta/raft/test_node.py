@@ -66,6 +66,20 @@ def test_three_fresh_voters_form_a_quorum_and_commit() -> None:
         assert {cluster[i].leader_id for i in cluster.ids} == {leader}
 
 
+def test_a_new_quorum_waits_for_no_leader_but_a_restarted_one_does() -> None:
+    options = RaftOptions(first_election_s=(0.01, 0.05))
+    with raft_cluster(options=options) as cluster:
+        assert cluster.run(5, lambda: all(cluster[i].voter_state == VOTER for i in cluster.ids))
+        assert cluster.run(0.1, lambda: cluster.leader() is not None), "all voters are new: none of them leads"
+        for node_id in cluster.ids:
+            cluster.kill(node_id)
+        for node_id in cluster.ids:
+            cluster.start(node_id)
+        began = cluster.now
+        assert cluster.run(5, lambda: cluster.leader() is not None)
+        assert cluster.now - began > options.election_timeout_s[0] / 2, "there may be a leader that has not spoken yet"
+
+
 def test_a_killed_leader_is_replaced_and_nothing_is_lost() -> None:
     with raft_cluster() as cluster:
         cluster.elect(1)
