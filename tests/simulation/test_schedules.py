@@ -28,7 +28,7 @@ LEAST_HOURS = 5.0
 """All kinds together, with --long."""
 SMALL = {"quorum": 0.33, "brokers": 0.25, "groups": 0.3, "transactions": 0.25, "cluster": 0.006}
 """Hours with fixed seeds in every run, at most: they end once all has happened that has to."""
-SOON = {"groups": 12, "transactions": 1_000, "brokers": 2_000}
+SOON = {"cluster": 5, "groups": 12, "transactions": 1_000, "brokers": 2_000}
 """The first fixed seed where it is not 0: all happens sooner."""
 FRESH = {"quorum": 0.12, "brokers": 0.04, "groups": 0.12, "transactions": 0.04, "cluster": 0.003}
 """Hours with seeds of its own in every run."""
