@@ -280,18 +280,19 @@ class Invariants:
 
     def beliefs_changed(self, broker: SimBroker) -> None:
         """A broker has a newer image or a longer lease."""
-        if not broker.has_lease():
-            return
         mine = broker.led().keys()
+        if not mine or not broker.has_lease():
+            return
         for other in self._simulation.brokers.values():
-            if other is not broker and other.has_lease():
+            if other is broker or mine.isdisjoint(other.led()):
+                continue
+            if other.has_lease():
                 both = mine & other.led().keys()
-                if both:
-                    raise Violation(
-                        f"brokers {broker.broker_id} and {other.broker_id} both hold a lease and both believe "
-                        f"that they lead {len(both)} partitions, in the leader epochs {broker.led()[min(both)]} "
-                        f"and {other.led()[min(both)]}"
-                    )
+                raise Violation(
+                    f"brokers {broker.broker_id} and {other.broker_id} both hold a lease and both believe "
+                    f"that they lead {len(both)} partitions, in the leader epochs {broker.led()[min(both)]} "
+                    f"and {other.led()[min(both)]}"
+                )
 
     def acknowledges(self, broker: SimBroker, key: PartitionKey, leader_epoch: int) -> None:
         """A broker's acknowledgement leaves."""

@@ -1,8 +1,8 @@
 """Random schedules and scenarios of every kind; one that fails names the command that replays it.
 
-Three sets: a small one with fixed seeds, until everything that a kind is about has happened; the seeds that have
-failed before (`regressions.toml`); and seeds that no run has had yet: `./dev test` draws them and prints
-`SIMULATION_SEED=...`, which repeats them. `--long` simulates for hours.
+Three sets: a small one with fixed seeds, until everything has happened that a kind and its scenarios are about; the
+seeds that have failed before (`regressions.toml`); and seeds that no run has had yet: `./dev test` draws them and
+prints `SIMULATION_SEED=...`, which repeats them. `--long` simulates for hours.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import random
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
@@ -21,14 +21,14 @@ import pytest
 
 from tests.simulation import workloads
 from tests.simulation.hours import Summary, simulate, turns
-from tests.simulation.runner import KINDS, Job, new_pool, pool_size, run_job
+from tests.simulation.runner import KINDS, Job, new_pool, pool_size, run_job, seconds_of
 
 ROOT = Path(__file__).resolve().parents[2]
 LEAST_HOURS = 5.0
 """All kinds together, with --long."""
 SMALL = {"quorum": 0.33, "brokers": 0.25, "groups": 0.3, "transactions": 0.25, "cluster": 0.006}
 """Hours with fixed seeds in every run, at most: they end once all has happened that has to."""
-SOON = {"transactions": 1_000, "brokers": 2_000}
+SOON = {"cluster": 5, "groups": 12, "transactions": 1_000, "brokers": 2_000}
 """The first fixed seed where it is not 0: all happens sooner."""
 FRESH = {"quorum": 0.12, "brokers": 0.04, "groups": 0.12, "transactions": 0.04, "cluster": 0.003}
 """Hours with seeds of its own in every run."""
@@ -45,46 +45,40 @@ def pool() -> Iterator[ProcessPoolExecutor]:
 
 
 def run_hours(
-    pool: ProcessPoolExecutor,
-    kind: str,
-    hours: float,
-    first_seed: int,
-    enough: Callable[[Summary], bool] | None = None,
-    between: int = 1,
+    pool: ProcessPoolExecutor, kind: str, hours: float, first_seed: int, *, until_shown: bool = False
 ) -> Summary:
-    """Random mixtures, and `between` two of them so many of the kind's scenarios in turn.
+    """Random mixtures, and between them the kind's scenarios in turn.
 
-    No further one begins once there is `enough`.
+    `until_shown`: without those that have shown what they are about, until all have.
     """
     summary = Summary(hours, first_seed)
-    jobs = turns(first_seed, [kind], between=between)
-    if enough is not None:
-        jobs = itertools.takewhile(lambda job: not enough(summary), jobs)
+    jobs = turns(first_seed, [kind], between=SCENARIOS_BETWEEN if until_shown else 1)
+    if until_shown:
+        jobs = itertools.takewhile(lambda _: what_has_not_happened(summary, kind), jobs)
+        jobs = (job for job in jobs if not_shown_yet(summary, kind, job.scenario))
     simulate(summary, jobs, pool, pool_size(), lambda summary: None, ahead=1)
     assert [f"{each}\n  {each.job.command()} --trace" for each in summary.failed] == []
     return summary
 
 
+def not_shown_yet(summary: Summary, kind: str, name: str | None) -> list[str]:
+    """Return what a scenario's runs have not shown yet, or for None what no run of the kind has."""
+    if name is None:
+        missing = [what for what in KINDS[kind].happens if not summary.kinds[kind].counts[what]]
+    else:
+        happens = workloads.load(name).happens
+        missing = [f"{what} in {name}" for what in happens if not summary.scenarios[name][what]]
+    return missing or ([] if name in summary.scenarios else [f"a turn of {name}"])
+
+
 def what_has_not_happened(summary: Summary, kind: str) -> list[str]:
-    missing = [what for what in KINDS[kind].happens if not summary.kinds[kind].counts[what]]
-    for name, counts in summary.scenarios.items():
-        happens = () if name is None else workloads.load(name).happens
-        missing += [f"{what} in {name}" for what in happens if not counts[what]]
     fitting = {name for name in workloads.names() if kind in workloads.load(name).kinds} - {"random-mixture"}
-    return missing + [f"a turn of {name}" for name in fitting - summary.scenarios.keys()]
+    return [what for name in (None, *sorted(fitting)) for what in not_shown_yet(summary, kind, name)]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_schedules(pool: ProcessPoolExecutor, kind: str) -> None:
-    first_seed = SOON.get(kind, 0)
-    summary = run_hours(
-        pool,
-        kind,
-        SMALL[kind],
-        first_seed,
-        enough=lambda summary: not what_has_not_happened(summary, kind),
-        between=SCENARIOS_BETWEEN,
-    )
+    summary = run_hours(pool, kind, SMALL[kind], SOON.get(kind, 0), until_shown=True)
     assert what_has_not_happened(summary, kind) == []
 
 
@@ -113,12 +107,13 @@ def test_that_is_enough() -> None:
     assert KINDS.keys() == SMALL.keys() == FRESH.keys()
 
 
-@pytest.fixture(scope="module")
-def traces() -> list[dict[str, str]]:
+@pytest.fixture(scope="module", params=[0.5, pytest.param(1.0, marks=pytest.mark.long)], ids="{:g} of the time".format)
+def traces(request: pytest.FixtureRequest) -> list[dict[str, str]]:
     """The traces of one seed of each kind, in two interpreters with different hash seeds."""
+    jobs = [argument for kind in KINDS for argument in (kind, str(request.param * seconds_of(kind)))]
     runs = [
         subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-c", _PRINT_TRACES, *KINDS],
+            [sys.executable, "-W", "ignore", "-c", _PRINT_TRACES, *jobs],
             cwd=ROOT,
             env={**os.environ, "PYTHONHASHSEED": hash_seed},
             stdout=subprocess.PIPE,
@@ -143,7 +138,7 @@ _BETWEEN = "----\n"
 _PRINT_TRACES = f"""
 import sys
 from tests.simulation.runner import Job, run_job
-for number, kind in enumerate(sys.argv[1:]):
+for number, (kind, seconds) in enumerate(zip(sys.argv[1::2], sys.argv[2::2])):
     print(end={_BETWEEN!r} if number else "")
-    print(sorted(run_job(Job(7, kind, 3), print).counts.items()))
+    print(sorted(run_job(Job(7, kind, 3, float(seconds)), print).counts.items()))
 """

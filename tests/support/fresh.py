@@ -1,4 +1,4 @@
-"""Seeds that differ from run to run: `./dev test` draws and prints SIMULATION_SEED, which repeats them."""
+"""What differs from run to run: seeds (`./dev test` prints SIMULATION_SEED, which repeats them), examples taken."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import pytest
 from _pytest.mark import ParameterSet
+from hypothesis import settings
 
 SEED: Final = int(os.environ.get("SIMULATION_SEED") or 0)
 
@@ -21,3 +22,8 @@ def one_of(cases: Sequence[Any]) -> list[ParameterSet]:
     """Return the cases of a test: one that the run's seed picks, and with --long the others as well."""
     chosen = SEED % len(cases)
     return [pytest.param(case, marks=[] if n == chosen else pytest.mark.long) for n, case in enumerate(cases)]
+
+
+def examples(share: float) -> int:
+    """Return how many examples a property test takes: `share` times as many as others do (tests/conftest.py)."""
+    return round(share * settings().max_examples)

@@ -47,9 +47,11 @@ class _Node:
 class _FileNode(_Node):
     def __init__(self) -> None:
         self.data = bytearray()
-        self.durable = b""
+        self.durable = bytearray()
         self.pending: list[tuple[int, bytes | None]] = []
         """(position, bytes written) or (size, None) for a truncation."""
+        self.spoiled = False
+        """Whether a test may change `data` by other means, so that `pending` does not have every change."""
 
     def write(self, position: int, data: bytes) -> None:
         self._apply(self.data, position, data)
@@ -70,15 +72,20 @@ class _FileNode(_Node):
 
     def copy(self, copied: Callable[[_Node], _Node]) -> _FileNode:
         made = _FileNode()
-        made.data, made.durable, made.pending = bytearray(self.data), self.durable, list(self.pending)
+        made.data, made.durable, made.pending = self.data[:], self.durable[:], self.pending[:]
+        made.spoiled = self.spoiled
         return made
 
     def sync(self) -> None:
-        self.durable = bytes(self.data)
+        if self.spoiled:
+            self.durable = self.data[:]
+        else:  # a large log grows by little
+            for position, data in self.pending:
+                self._apply(self.durable, position, data)
         self.pending.clear()
 
     def crash(self, dice: Random) -> None:
-        survived = bytearray(self.durable)
+        survived = self.durable[:]
         kept = dice.randint(0, len(self.pending))
         scattered = dice.random() < 0.3
         for number, (position, data) in enumerate(self.pending[: kept + 1]):
@@ -90,8 +97,8 @@ class _FileNode(_Node):
                 self._apply(survived, position, data[: dice.randint(0, len(data))])
             elif not scattered or dice.random() < 0.7:
                 self._apply(survived, position, data)
-        self.data = survived
-        self.sync()
+        self.data, self.durable = survived, survived[:]
+        self.pending.clear()
 
 
 class _DirectoryNode(_Node):
@@ -278,16 +285,20 @@ class MemoryStorage:
             return 1
         return self.capacity_bytes - self.used_bytes() - more_bytes
 
+    def content(self, path: str) -> bytearray:
+        """Return a file's contents, only to look at."""
+        return self._file(path).data
+
     def raw(self, path: str) -> bytearray:
         """Return a file's contents for a test to look at or spoil."""
-        node = self._find(path)
-        assert isinstance(node, _FileNode)
+        node = self._file(path)
+        node.spoiled = True
         return node.data
 
     def lose_durably(self, path: str, size: int) -> None:
         """Cut a file that is at rest to `size` bytes, for good; no operation of a process, so no fault that is due."""
-        node = self._find(path)
-        assert isinstance(node, _FileNode)
+        node = self._file(path)
+        node.spoiled = True
         del node.data[size:]
         node.sync()
 
@@ -312,8 +323,7 @@ class MemoryStorage:
         def copy(node: _Node) -> _Node:
             if isinstance(node, _FileNode):
                 made = _FileNode()
-                made.data = bytearray(node.data)
-                made.sync()
+                made.data, made.durable = node.data[:], node.data[:]
                 return made
             assert isinstance(node, _DirectoryNode)
             directory = _DirectoryNode()
@@ -333,6 +343,11 @@ class MemoryStorage:
             if not isinstance(node, _DirectoryNode) or name not in node.entries:
                 raise FileNotFoundError(errno.ENOENT, "No such file or directory", path)
             node = node.entries[name]
+        return node
+
+    def _file(self, path: str) -> _FileNode:
+        node = self._find(path)
+        assert isinstance(node, _FileNode), path
         return node
 
     def _parent(self, path: str) -> tuple[_DirectoryNode, str]:

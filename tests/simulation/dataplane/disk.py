@@ -63,7 +63,7 @@ class LogDisk:
 
     def lose_half(self, path: str) -> None:
         """Lose the second half of a file that is at rest, though it was synced."""
-        self.storage.lose_durably(path, len(self.storage.raw(path)) // 2)
+        self.storage.lose_durably(path, len(self.storage.content(path)) // 2)
 
     def flip(self, path: str, first: int, share: float) -> None:
         """Change one byte of a file that is at rest, at this share of what it has from position `first` on."""
@@ -83,7 +83,7 @@ class LogDisk:
         """Return below which offset a start takes a log for durable without a look."""
         path = f"{LOGS}/{OFFSET_CHECKPOINT}"
         if self.storage.exists(path):
-            for line in decode_lines(path, "offsets", bytes(self.storage.raw(path))):
+            for line in decode_lines(path, "offsets", bytes(self.storage.content(path))):
                 topic_id, partition, _, recovery_point, _ = line.split(" ")
                 if (bytes.fromhex(topic_id), int(partition)) == key:
                     return int(recovery_point)

@@ -130,7 +130,7 @@ class DataFaults(Faults):
         share = self._random.random()
 
         def flip(disk: LogDisk, key: PartitionKey, path: str) -> bool:
-            data, recovery_point, position = disk.storage.raw(path), disk.recovery_point(key), 0
+            data, recovery_point, position = disk.storage.content(path), disk.recovery_point(key), 0
             while len(data) - position >= HEADER_BYTES:
                 header = parse_header(data, position)
                 if header.base_offset >= recovery_point:

@@ -215,7 +215,7 @@ class Ledger:
         while offset < end:
             bases, segments = log._segments
             segment = segments[bisect_right(bases, offset) - 1]
-            data = storage.raw(segment.log_path)
+            data = storage.content(segment.log_path)
             cursor_base, position, cursor_offset = view.cursor
             if cursor_base != segment.base_offset or cursor_offset != offset or position > segment.size:
                 position = 0

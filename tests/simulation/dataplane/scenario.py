@@ -254,7 +254,7 @@ class DataStory(Story):
                 storage.make_dir(directory)
                 for name in copy.list_sizes(directory):
                     file = storage.open(f"{directory}/{name}", create=True)
-                    file.write([bytes(copy.raw(f"{directory}/{name}"))], 0)
+                    file.write([bytes(copy.content(f"{directory}/{name}"))], 0)
                     file.datasync()
             case "what an older copy of the disk lacks":
                 disk.storage = storage = copy.clone()

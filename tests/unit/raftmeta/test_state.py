@@ -29,6 +29,7 @@ from raftmeta.port import Change
 from raftmeta.quorum.image_feed import ChangeHistory
 from raftmeta.replay import image_from_records, replay, replay_all
 from raftmeta.state import ERROR_BYTES, OUTCOME_BYTES, SESSION_BYTES, Applied, ClientSessions, MetadataState
+from tests.support.fresh import examples
 from tests.support.metadata import alter, claim, create_topic, image_after, register, unfence, update_feature, uuid_of
 from tests.support.metadata_histories import Step, live, lives, security_lives
 
@@ -271,7 +272,7 @@ def test_listeners_see_changes_and_resets() -> None:
 # Snapshots
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(0.6))
 @given(st.one_of(lives, security_lives), st.integers(0, 40), st.lists(st.booleans(), min_size=1, max_size=5))
 def test_replicas_agree_whether_they_came_by_the_log_or_by_a_snapshot(
     life: list[tuple[Step, int, int]], at: int, with_client: list[bool]

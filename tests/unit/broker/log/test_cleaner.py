@@ -23,6 +23,7 @@ from raftlog.errors import CorruptRecordError, InvalidRecord
 from raftlog.format import Attributes, validate_produced
 from raftlog.format.control import MAX_PRODUCER_EPOCH, Marker, PlacedMarker
 from tests.support.broker_parts import HeldDisk
+from tests.support.fresh import examples
 from tests.support.keyed_log import KeyedLog, keyed_batch
 from tests.support.log_driver import TOPIC_ID, FakeClock, open_manager, restored, saved
 from tests.support.memory_storage import Fault, MemoryStorage, moments
@@ -222,7 +223,7 @@ def test_records_younger_than_the_minimum_lag_stay() -> None:
 
 
 def test_a_small_key_buffer_cleans_in_several_goes() -> None:
-    log = filled(rounds=100)
+    log = filled(rounds=40)
     goes = 0
     while log.clean(dedupe_bytes=1):
         goes += 1
@@ -560,7 +561,7 @@ class CompactedTransactions(RuleBasedStateMachine):
 
 
 TestCompactedTransactions = CompactedTransactions.TestCase
-TestCompactedTransactions.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestCompactedTransactions.settings = settings(max_examples=examples(0.4), stateful_step_count=40, deadline=None)
 
 
 def due() -> TransactionalKeyedLog:
@@ -757,7 +758,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(0.6), deadline=None)
 @given(STEPS, st.integers(0, 1 << 16))
 def test_wherever_a_follower_stops_it_ends_up_with_what_was_committed(steps: list[tuple[str, int]], seed: int) -> None:
     """The leader compacts at any time within the follower's range; the follower continues at any batch."""

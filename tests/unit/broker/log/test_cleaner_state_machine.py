@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from broker.log.config import LogConfig
 from raftlog.format import Codec
+from tests.support.fresh import examples
 from tests.support.keyed_log import KeyedLog
 
 RETENTION_MS = 100
@@ -151,4 +152,4 @@ class CompactedLog(RuleBasedStateMachine):
 
 
 TestCompactedLog = CompactedLog.TestCase
-TestCompactedLog.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestCompactedLog.settings = settings(max_examples=examples(0.6), stateful_step_count=40, deadline=None)

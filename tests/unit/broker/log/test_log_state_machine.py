@@ -12,6 +12,7 @@ from broker.log.config import LogConfig
 from broker.log.partition_log import FlushTicket
 from raftlog.errors import StorageFull
 from raftlog.types import OffsetAndTimestamp
+from tests.support.fresh import examples
 from tests.support.log_driver import LogDriver, ModelBatch
 from tests.support.memory_storage import MemoryStorage
 
@@ -201,6 +202,6 @@ def _without_epoch(answer: OffsetAndTimestamp | None) -> tuple[int, int] | None:
 
 
 LogMachine.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(0.6), stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestLogMachine = LogMachine.TestCase

@@ -52,6 +52,7 @@ from raftlog.format import BatchHeader, iter_headers, parse_batch, validate_prod
 from raftlog.format.control import Marker, PlacedMarker
 from raftlog.format.header import Attributes
 from tests.support.batches import batch_of
+from tests.support.fresh import examples
 from tests.support.log_driver import LOG_DIR, LogDriver, timed_batch
 from tests.support.memory_storage import Fault, MemoryStorage, PowerLoss
 from tests.support.transactional_log import transactional_batch
@@ -1080,13 +1081,13 @@ def play(history: History, script: list[tuple[str, int]]) -> None:
     history.check()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(1.5), deadline=None)
 @given(steps)
 def test_every_batch_is_there_once_and_in_order(script: list[tuple[str, int]]) -> None:
     play(History(), script)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(0.5), deadline=None)
 @given(steps)
 def test_who_was_forgotten_is_not_taken_for_new(script: list[tuple[str, int]]) -> None:
     """But begins anew with 0: of a day ago nothing is in doubt."""

@@ -22,6 +22,7 @@ from raftlog.errors import (
 from raftlog.format import Attributes, BatchHeader, parse_batch
 from raftlog.format.control import Marker, PlacedMarker
 from tests.support.batches import batch_of
+from tests.support.fresh import examples
 from tests.support.transaction_histories import CONFIG, TransactionHistory
 
 NOW = 1_700_000_000_000
@@ -348,19 +349,19 @@ def play(script: list[tuple[object, ...]], history: TransactionHistory | None = 
         history.check()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(1.5), deadline=None)
 @given(st.lists(STEPS, max_size=60))
 def test_a_record_is_visible_if_and_only_if_its_transaction_has_committed(script: list[tuple[object, ...]]) -> None:
     play([step for step in script if step[0] not in ("trim", "harm")])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(0.6), deadline=None)
 @given(st.lists(STEPS, max_size=60))
 def test_also_where_indexes_are_lost(script: list[tuple[object, ...]]) -> None:
     play([step for step in script if step[0] != "trim"])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(0.6), deadline=None)
 @given(st.lists(STEPS, max_size=60))
 def test_also_where_records_of_open_transactions_are_deleted(script: list[tuple[object, ...]]) -> None:
     play([step for step in script if step[0] != "harm"])

@@ -34,6 +34,7 @@ from replication.leader import FULL_LAG_TIME_MAX_MS, Membership
 from replication.ports import Accepted, Diverging, OutOfRange, Replica
 from tests.support.batches import batch_of
 from tests.support.broker_parts import TOPIC_ID, Parts, image_with, partition_records
+from tests.support.fresh import examples
 from tests.support.log_driver import FakeClock
 from tests.support.replica_link import settle
 
@@ -720,7 +721,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(0.6))
 @given(steps)
 def test_no_success_leaves_without_lease_and_leadership_and_nobody_is_answered_twice(
     tmp_path_factory: pytest.TempPathFactory, drawn: list[tuple[str, bool | int | None]]

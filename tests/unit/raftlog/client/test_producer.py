@@ -40,6 +40,7 @@ from raftlog.errors import (
 from tests.support import patience
 from tests.support.deliveries import expire
 from tests.support.fake_broker import FakeCluster
+from tests.support.fresh import examples
 
 FAST: dict[str, Any] = {"linger_ms": 0.5, "retry_backoff_ms": 1, "retry_backoff_max_ms": 20}
 
@@ -622,7 +623,7 @@ def test_rows_with_and_without_a_key_keep_their_order(
     assert sum(len(cluster.values(topic, partition)) for partition in range(partitions)) == 6
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(1.5))
 @given(st.lists(st.tuples(st.booleans(), ROWS), max_size=6), st.integers(1, 4), st.booleans(), st.booleans())
 def test_order_is_kept_within_and_between_calls(
     cluster: FakeCluster,

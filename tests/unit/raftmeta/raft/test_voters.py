@@ -23,6 +23,7 @@ from raftlog.v1.raft_pb2 import FRESH, JOINING, VIRGIN, VOTER
 from raftmeta.raft.consensus import RaftOptions
 from raftmeta.raft.voters import PROPERTIES_NAME, JoinGuard, MetadataDirectory, VoterStateValue, parse_properties
 from raftmeta.raft.wal import ABSTAINED, WriteAheadLog
+from tests.support.fresh import examples
 from tests.support.metadata_disk import MemoryDisk, everything_survives, nothing_survives
 from tests.support.raft_cluster import raft_cluster
 
@@ -237,7 +238,7 @@ def test_entries_for_a_fresh_node_show_that_there_is_a_quorum() -> None:
 STATES = st.sampled_from([FRESH, VIRGIN, JOINING, VOTER])
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(3))
 @given(
     st.sampled_from([FRESH, JOINING]),
     st.lists(

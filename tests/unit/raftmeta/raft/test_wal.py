@@ -29,6 +29,7 @@ from raftmeta.raft.wal import (
     WriteAheadLog,
     split_records,
 )
+from tests.support.fresh import examples
 from tests.support.metadata_disk import MemoryDisk, everything_survives, nothing_survives
 
 DIRECTORY = uuid.UUID(int=7)
@@ -298,7 +299,7 @@ def test_a_crash_at_any_disk_operation_loses_nothing_synced(survival: Callable[[
         again.sync()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(0.6), deadline=None)
 @given(st.data())
 def test_random_histories_with_crashes(data: st.DataObject) -> None:
     """After any operations and a power loss, synced entries are there, and every entry found was once written."""
@@ -446,7 +447,7 @@ GOLDEN = (
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(2), deadline=None)
 @given(st.binary(max_size=300))
 def test_arbitrary_files_are_refused_with_an_error_of_ours(data: bytes) -> None:
     disk = MemoryDisk()

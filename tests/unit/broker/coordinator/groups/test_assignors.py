@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from broker.coordinator.groups.assignors import BUILT_IN, Assignor, GroupSpec, MemberSpec, StickyAssignor
 from broker.coordinator.groups.topics import Topic, TopicPartition
+from tests.support.fresh import examples
 
 Target = Mapping[str, frozenset[TopicPartition]]
 Steps = list[tuple[dict[str, str], dict[str, int]]]
@@ -109,7 +110,7 @@ def histories(draw: st.DrawFn) -> Steps:
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(1.5), deadline=None)
 @given(steps=histories())
 def test_everything_is_given_to_one_who_may_read_it(
     name: str, steps: list[tuple[dict[str, str], dict[str, int]]]
@@ -119,7 +120,7 @@ def test_everything_is_given_to_one_who_may_read_it(
         targets = assigned(BUILT_IN[name], spec(subscriptions, counts, targets))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(4), deadline=None)
 @given(steps=histories())
 def test_sticky_is_balanced_and_moves_nothing_without_a_reason(
     steps: Steps,
@@ -167,7 +168,7 @@ def balanced(members: Iterable[str], partitions: list[TopicPartition]) -> list[T
     return found
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(0.8), deadline=None)
 @given(
     before=st.lists(st.sampled_from("abcx"), min_size=1, max_size=6),
     members=st.sets(st.sampled_from("abc"), min_size=1),

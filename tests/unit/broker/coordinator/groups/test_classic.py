@@ -46,6 +46,7 @@ from raftlog.errors import (
     UnknownMemberId,
 )
 from raftlog.v1 import common_pb2, group_pb2
+from tests.support.fresh import examples
 from tests.support.group_driver import GroupDriver, Stream, topic_id
 
 T = topic_id("t")
@@ -791,7 +792,7 @@ class Schedule(RuleBasedStateMachine):
                 assert answer.generation <= group.head.group_epoch
 
 
-Schedule.TestCase.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+Schedule.TestCase.settings = settings(max_examples=examples(0.6), stateful_step_count=60, deadline=None)
 test_any_schedule = Schedule.TestCase
 
 
