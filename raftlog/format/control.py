@@ -94,10 +94,12 @@ def decode_control(batch: Buffer, position: int = 0, *, check_checksum: bool = T
 def placed_markers(batch: Buffer, position: int = 0, *, check_checksum: bool = True) -> list[PlacedMarker]:
     """Return the markers of a control batch of a log, each with its offset.
 
+    Their contents are always checked: a follower has them from its leader, which may have checked none of them.
+
     Raises:
         CorruptRecordError: as `decode_control`.
     """
-    decoded = decode_batch(batch, position, check_checksum=check_checksum)
+    decoded = decode_batch(batch, position, check_checksum=check_checksum, trusted=False)
     if not decoded.header.is_control:
         raise CorruptRecordError(f"the batch at offset {decoded.header.base_offset} holds records, not markers")
     names = decoded.columns.schema.names

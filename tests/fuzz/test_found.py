@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import struct
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,9 +20,10 @@ from broker.log.producer_state import ProducerLimits, decode_snapshot
 from broker.partition.follower_term import Following
 from raftlog.cli.records.produce import Columns, Format, read
 from raftlog.errors import CorruptRecordError, InvalidConfig, InvalidRecord, InvalidRequestError
+from raftlog.format import HEADER_BYTES, encode_batch, wire
 from raftlog.format import Columns as ArrowColumns
-from raftlog.format import encode_batch, wire
-from raftlog.format.control import Marker
+from raftlog.format.control import Marker, encode_control
+from raftlog.format.header import build_batch, parse_header
 from raftlog.v1.raft_pb2 import AppendEntries, RaftEntry, RaftMessage
 from raftmeta.raft.messages import flaw
 from tests.support.log_driver import FakeClock, open_manager
@@ -128,6 +130,20 @@ def test_a_batch_that_no_leader_has_stamped_is_not_replicated() -> None:
     log, following = follower_of(MemoryStorage())
     with pytest.raises(InvalidRecord, match="no leader has stamped"):
         following.append_replicated(encode_batch(ArrowColumns(pa.array([b"x"])), 1), 1, lambda _held: None)
+    assert log.log_end_offset == 0
+
+
+def test_markers_whose_columns_arrow_finds_invalid_are_not_replicated() -> None:
+    """Their checksum is right. Without a look at their contents, reading them ended the follower's process."""
+    log, following = follower_of(MemoryStorage())
+    markers = [Marker(number, 0, commit=True, coordinator_epoch=0, first_offset=0) for number in range(2)]
+    good = encode_control(markers, 1, leader_epoch=1)
+    body, ends = bytearray(good[HEADER_BYTES:]), struct.pack("<3i", 0, 14, 28)
+    assert body.count(ends) == 1, "the keys are 14 bytes each"
+    at = body.index(ends)
+    body[at : at + len(ends)] = struct.pack("<3i", 0, 1 << 30, 28)
+    with pytest.raises(CorruptRecordError, match="does not decode as Arrow columns"):
+        following.append_replicated(build_batch(parse_header(good), bytes(body)), 1, lambda _held: None)
     assert log.log_end_offset == 0
 
 
