@@ -320,9 +320,10 @@ class BrokerConfig(Settings):
         minimum=1,
         maximum=2_147_483_647,
         own=True,
-        doc="Connections a second of one address (of IPv6 a /64) on which no user logs in, or that a limit refuses; ten "
-        "times as many at once. Beyond it the kernel ignores the address's attempts to connect, for five seconds at "
-        "most; clients try again by themselves. On Linux, where clients connect to the broker's gRPC server directly.",
+        doc="Connections a second of one address (of IPv6 a /64) on which no user logs in, or that a limit refuses; "
+        "ten times as many at once. Beyond it the kernel ignores the address's attempts to connect, for five seconds "
+        "at most; clients try again by themselves. On Linux, where clients connect to the broker's gRPC server "
+        "directly.",
     )
     connection_login_timeout_ms = duration_ms(
         30_000,
