@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import ctypes
 import json
 import logging
 import os
@@ -17,7 +18,7 @@ from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
 from pathlib import Path
 from types import ModuleType
-from typing import NoReturn
+from typing import Final, NoReturn
 
 import uvloop
 
@@ -34,6 +35,30 @@ EXIT_CONFIG = 2
 SWITCH_INTERVAL_S = 0.001
 """How long a thread that computes (encoding a large snapshot) may keep the interpreter from the event loop. With
 Python's 5 ms a topic creation took 10 ms meanwhile, with this 3 ms."""
+
+
+_M_TRIM_THRESHOLD: Final = -1
+_M_MMAP_THRESHOLD: Final = -3
+TRIM_THRESHOLD_BYTES: Final = 16 << 20
+"""Free memory that each of glibc's heaps keeps."""
+MMAP_THRESHOLD_BYTES: Final = 4 << 20
+"""Larger blocks, such as very large messages, have mappings of their own, and go back to the system when freed."""
+
+
+def keep_freed_memory() -> None:
+    """Have glibc keep what is freed, for the next messages, instead of giving it back to the system at once.
+
+    Each message of a fetch is some blocks of 64 KiB and more, freed together. By default glibc gave them back, and the
+    kernel cleared new pages for the next one: 450 page faults and two thirds of the server's time for each MB.
+    Variables of the environment that set this (MALLOC_TRIM_THRESHOLD_, MALLOC_MMAP_THRESHOLD_, GLIBC_TUNABLES) win.
+    Other C libraries stay as they are.
+    """
+    if any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):
+        return
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_TRIM_THRESHOLD, TRIM_THRESHOLD_BYTES)
+        mallopt(_M_MMAP_THRESHOLD, MMAP_THRESHOLD_BYTES)
 
 
 class _WithoutPandas(MetaPathFinder):
@@ -119,6 +144,7 @@ async def _serve(config: BrokerConfig, ready_file: Path | None) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a node until a signal stops it; return the exit code."""
     sys.meta_path.insert(0, _WithoutPandas())
+    keep_freed_memory()
     arguments = _arguments(sys.argv[1:] if argv is None else argv)
     try:
         config = BrokerConfig.load(
