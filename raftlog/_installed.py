@@ -57,9 +57,18 @@ def server_command(*arguments: str) -> list[str]:
     return [sys.executable, "-P", "-m", "broker", *arguments]
 
 
+def dependent_command(*arguments: str) -> list[str]:
+    """Return the command line of `raftlog.testing.dependent_process` with these arguments, for this process as parent.
+
+    It is no `-m`: the package imports that module itself, and Python would warn of that in each log.
+    """
+    program = "from raftlog.testing.dependent_process import main; main()"
+    return [sys.executable, "-P", "-c", program, str(os.getpid()), *arguments]
+
+
 def dependent_server_command(*arguments: str) -> list[str]:
     """Return the command line of a server process that does not outlive the process that starts it."""
-    return [sys.executable, "-P", "-m", "raftlog.testing.dependent_process", str(os.getpid()), "broker", *arguments]
+    return dependent_command("broker", *arguments)
 
 
 def server_environment() -> dict[str, str]:

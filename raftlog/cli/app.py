@@ -127,6 +127,10 @@ def main() -> NoReturn:
         if message:  # empty: a group without a command, and its help is printed
             context = getattr(error, "ctx", None)
             command = context.command_path if context is not None else "raftlog"
+            if command == "raftlog" and message.startswith("No such option"):
+                message = (
+                    f"There is no option {sys.argv[1].partition('=')[0]} before a command; write it after the command"
+                )
             print_error(f"{message.rstrip('.')}; try '{command} --help'")
         sys.exit(error.exit_code)
     except BrokenPipeError:

@@ -19,7 +19,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from raftlog._delivery import Alarm
-from raftlog._installed import missing_from, needs, server_command, server_environment
+from raftlog._installed import dependent_command, missing_from, needs, server_command, server_environment
 from raftlog.cli.output import (
     BOOTSTRAP_DEFAULT,
     BOOTSTRAP_VARIABLE,
@@ -293,8 +293,7 @@ def _console_beside(bootstrap: str, port: int | None) -> Iterator[str]:
     `port`: None: 8080, or a free one if that is taken. The address answers some moments later.
     """
     chosen = _free(CONSOLE_PORT) if port is None else _free(port)
-    starter = [sys.executable, "-P", "-m", "raftlog.testing.dependent_process", str(os.getpid())]
-    command = [*starter, "raftlog", "console", "--port", str(chosen), "--bootstrap", bootstrap]
+    command = dependent_command("raftlog", "console", "--port", str(chosen), "--bootstrap", bootstrap)
     with subprocess.Popen(  # in a process group of its own, so that Ctrl-C reaches only the process that ends it
         command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, process_group=0
     ) as process:

@@ -105,6 +105,7 @@ class Cluster:
                 self._config,
                 serves_clients=not dedicated_controllers or node_id > self._controllers,
                 serves_kafka=kafka,
+                outlives_cluster=not self._temporary,
             )
             for node_id in range(1, nodes + 1)
         }

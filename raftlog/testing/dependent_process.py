@@ -1,7 +1,9 @@
 """Processes that end with the process that starts them, however that ends.
 
-    python -P -m raftlog.testing.dependent_process PARENT-PID MODULE ARGUMENT...
-    python -P -m raftlog.testing.dependent_process PARENT-PID fork-server CONTROL-FD
+    main() with the arguments PARENT-PID MODULE ARGUMENT...
+    main() with the arguments PARENT-PID fork-server CONTROL-FD
+
+`raftlog._installed.dependent_command` has the command line.
 
 The first runs a module as `__main__`. On Linux the kernel sends SIGKILL at the parent's death, which ends even a
 stopped process. For the kernel, the parent is the *thread* that started this process, so that thread must live as long
@@ -35,6 +37,8 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
+
+from raftlog._installed import dependent_command
 
 _FORK_SERVER = "fork-server"
 _PR_SET_PDEATHSIG = 1
@@ -131,7 +135,7 @@ class ForkServer:
         self._fixed = fixed_at_start(environment)
         self._control, theirs = socket.socketpair()
         with theirs:
-            command = [sys.executable, "-P", "-m", "raftlog.testing.dependent_process", str(os.getpid()), _FORK_SERVER]
+            command = dependent_command(_FORK_SERVER)
             self._process = subprocess.Popen(
                 [*command, str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,

@@ -100,7 +100,10 @@ class ServerProcess:
         *,
         serves_clients: bool = True,
         serves_kafka: bool = False,
+        outlives_cluster: bool = True,
     ) -> None:
+        """`outlives_cluster`: whether the directory is still there when a message names a file of it."""
+        self._outlives_cluster = outlives_cluster
         self.node_id = node_id
         self.directory = directory
         self.data_directory = directory / "data"
@@ -341,11 +344,8 @@ class ServerProcess:
 
     def _describe(self, what: str) -> str:
         tail = self.log_tail()
-        return (
-            f"server {self.node_id} {what}; its log, {self.log_file}, ends with:\n{tail}"
-            if tail
-            else (f"server {self.node_id} {what}; its log, {self.log_file}, is empty")
-        )
+        log = f"its log, {self.log_file}," if self._outlives_cluster else "its log"
+        return f"server {self.node_id} {what}; {log} " + (f"ends with:\n{tail}" if tail else "is empty")
 
     def _write_config(self) -> None:
         with open(self.config_file, "w", opener=private) as out:

@@ -19,9 +19,8 @@ from tests.support import patience
 
 PARENT = """
 import subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-P", "-m", "raftlog.testing.dependent_process",
-                          str(__import__("os").getpid()),
-                          "dependent_child", *sys.argv[1:]])
+from raftlog._installed import dependent_command
+child = subprocess.Popen(dependent_command("dependent_child", *sys.argv[1:]))
 time.sleep(600)
 """
 CHILD = """
@@ -98,3 +97,13 @@ def test_the_packages_of_an_extra_are_those_of_the_project(extra: str) -> None:
     names = {Requirement(line).name.replace("-", "_") for line in lines} - {"raftlog"}
     assert {IMPORTED_AS.get(name, name) for name in names} == set(_installed.PACKAGES[extra])
     assert _installed.missing_from(extra) is None
+
+
+def test_a_dependent_process_says_nothing_of_its_own(tmp_path: Path) -> None:
+    """Its output is the first thing in a server's log, and in what `raftlog up` quotes of it."""
+    (tmp_path / "dependent_child.py").write_text("print('here')")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(_installed.server_root())])}
+    ran = subprocess.run(
+        _installed.dependent_command("dependent_child"), env=environment, capture_output=True, text=True, check=True
+    )
+    assert (ran.stdout, ran.stderr) == ("here\n", "")

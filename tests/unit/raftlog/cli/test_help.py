@@ -1,14 +1,16 @@
-"""Help texts in a terminal of 80 columns."""
+"""Help texts in a terminal of 80 columns, and what is said of options before a command."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
 from raftlog.cli.app import tree
+from tests.support.command_line import Run
 
 APP = tree()
 _SHORT = 16
@@ -30,3 +32,10 @@ def test_what_an_option_takes_is_not_broken_in_a_word() -> None:
     assert found
     pages = {path: CliRunner().invoke(APP, [*path, "--help"], env={"COLUMNS": "80"}).output for path, _ in found}
     assert [(path, word) for path, word in found if word not in pages[path]] == []
+
+
+@pytest.mark.parametrize("option", ["--bootstrap-server", "--bootstrap", "--json"])
+def test_an_option_before_the_command_is_named_as_it_was_typed(run: Run, option: str) -> None:
+    ran = run(option, "127.0.0.1:9999", "topic", "list")
+    assert ran.code == 2
+    assert f"no option {option} before a command; write it after the command; try 'raftlog --help'" in ran.err
