@@ -756,6 +756,7 @@ def _draw(results: Mapping[str, Mapping[str, list[Measured]]], into: Path) -> No
             axis.set_title(workload.title, fontsize=10, loc="left")
             axis.set_xlabel(unit, fontsize=9)
             axis.tick_params(labelsize=8)
+            axis.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(6))  # more numbers would overlap
             axis.xaxis.set_major_formatter(matplotlib.ticker.StrMethodFormatter("{x:,.0f}"))
             for side in ("top", "right"):
                 axis.spines[side].set_visible(False)
