@@ -13,8 +13,7 @@ STEADY: Final[dict[str, int]] = {
 
 PATIENT: Final[dict[str, int]] = {
     "broker.session.timeout.ms": 6_000,
-    "broker.lease.ms": 3_000,
+    "broker.lease.ms": 5_000,
     "replica.lag.time.max.ms": 6_000,
 }
-"""For tests that kill servers: a server that is paused for less than a session keeps its place, and a dead one, whose
-connections break, is missed after a lease."""
+"""For tests that kill servers: a dead server is missed in seconds; a server that is paused for less keeps its place."""
