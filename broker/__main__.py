@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import ctypes
 import json
 import logging
 import os
@@ -25,7 +24,7 @@ import uvloop
 from broker.config.config import BrokerConfig
 from broker.server.logging import configure_logging
 from broker.server.server import NodeServer
-from raftlog import __version__
+from raftlog import __version__, _installed
 from raftlog.errors import InvalidConfig, RaftlogError
 
 logger = logging.getLogger(__name__)
@@ -37,8 +36,6 @@ SWITCH_INTERVAL_S = 0.001
 Python's 5 ms a topic creation took 10 ms meanwhile, with this 3 ms."""
 
 
-_M_TRIM_THRESHOLD: Final = -1
-_M_MMAP_THRESHOLD: Final = -3
 TRIM_THRESHOLD_BYTES: Final = 16 << 20
 """Free memory that each of glibc's heaps keeps."""
 MMAP_THRESHOLD_BYTES: Final = 4 << 20
@@ -51,14 +48,11 @@ def keep_freed_memory() -> None:
     Each message of a fetch is some blocks of 64 KiB and more, freed together. By default glibc gave them back, and the
     kernel cleared new pages for the next one: 450 page faults and two thirds of the server's time for each MB.
     Variables of the environment that set this (MALLOC_TRIM_THRESHOLD_, MALLOC_MMAP_THRESHOLD_, GLIBC_TUNABLES) win.
-    Other C libraries stay as they are.
     """
-    if any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):
-        return
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(_M_TRIM_THRESHOLD, TRIM_THRESHOLD_BYTES)
-        mallopt(_M_MMAP_THRESHOLD, MMAP_THRESHOLD_BYTES)
+    if not any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):
+        _installed.set_malloc_options(
+            {_installed.TRIM_THRESHOLD: TRIM_THRESHOLD_BYTES, _installed.MMAP_THRESHOLD: MMAP_THRESHOLD_BYTES}
+        )
 
 
 class _WithoutPandas(MetaPathFinder):

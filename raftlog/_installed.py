@@ -1,4 +1,4 @@
-"""What is installed here: the server's packages, the command line of a server process, and which extras are missing.
+"""What is installed here: the server's packages, how processes of them start and keep memory, which extras are missing.
 
 The server (`broker`, `raftmeta`, `replication`) is an application. A wheel carries it under `raftlog/_server`, in a
 checkout it lies beside `raftlog`; either way it runs as a process of its own with that directory first on its path
@@ -9,6 +9,7 @@ and without the working directory on it (`-P`), so that a user's own `broker.py`
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 from collections.abc import Mapping
@@ -108,3 +109,28 @@ def needs(what: str, package: str | None, *extras: str) -> str:
         f"{what} needs the package {package}, which is not installed; install it with pip install "
         f"'raftlog[{','.join(extras)}]', or in a checkout with pip install '.[{','.join(extras)}]'"
     )
+
+
+# The memory of a process
+
+TRIM_THRESHOLD: Final = -1
+"""Free bytes at the end of a heap, beyond which they go back to the system."""
+MMAP_THRESHOLD: Final = -3
+"""Blocks of so many bytes have mappings of their own, and go back to the system when they are freed."""
+ARENA_MAX: Final = -8
+"""The number of heaps; by default threads have heaps of their own."""
+
+
+def set_malloc_options(options: Mapping[int, int]) -> None:
+    """Set options of glibc's `mallopt(3)`, by number, for a process of its own; other C libraries stay as they are."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        for option, value in options.items():
+            mallopt(option, value)
+
+
+def give_memory_back() -> None:
+    """Give free memory between blocks in use back to the system; by default glibc does so only at the heap's end."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

@@ -449,13 +449,14 @@ class SynFilter:
     def __init__(self) -> None:
         self.dropped: dict[str, float] = {}
         """The shares that it drops, by network."""
+        self._works = sys.platform.startswith("linux")
 
     def drop(self, listening: Iterable[tuple[int, int]], dropped: dict[str, float]) -> None:
         """Drop these shares of attempts from now on, by network. `listening`: descriptors and inodes of the port."""
         if dropped == self.dropped:
             return
         self.dropped = dropped
-        if not sys.platform.startswith("linux"):
+        if not self._works:
             return
         try:
             for fd, inode in listening:
@@ -463,7 +464,8 @@ class SynFilter:
                     if own is not None:
                         self._attach(own, dropped)
         except OSError as error:
-            logger.info("the kernel does not hold floods of connections back: %s", error.strerror or error)
+            self._works = False
+            logger.warning("the kernel does not hold floods of connections back: %s", error.strerror or error)
 
     @staticmethod
     def _attach(own: socket.socket, dropped: dict[str, float]) -> None:

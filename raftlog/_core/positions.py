@@ -151,7 +151,7 @@ def wanted_rows(
             if wanted:
                 passed_over = header.attributes & _CONTROL or (aborted is not None and aborted.hold(header))
                 if not passed_over:
-                    decoded = decode_batch(records, at, check_checksum=check_crcs)
+                    decoded = decode_batch(records, at, check_checksum=check_crcs, trusted=not check_crcs)
                 elif check_crcs:
                     parse_batch(records, at)
         except RaftlogError as error:

@@ -17,7 +17,7 @@ from typing import Any, Final, NoReturn
 from raftlog.console.app import Server, Settings, keep_memory_small
 
 ENVIRONMENT: Final = {"PYTHONMALLOC": "malloc"}
-"""Unless it is set: glibc's allocator for small objects too, which gives free pages back (`give_memory_back`)."""
+"""Unless it is set: glibc's allocator for small objects too, which gives free pages back (`raftlog._installed`)."""
 
 
 def become(settings: Settings, host: str, port: int, certificate: str | None, key: str | None) -> NoReturn:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import datetime
 import functools
 import logging
@@ -40,7 +39,7 @@ from starlette.responses import HTMLResponse, PlainTextResponse, RedirectRespons
 from starlette.routing import Match, Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from raftlog import __version__
+from raftlog import __version__, _installed
 from raftlog._client.connections import CertificateRefused
 from raftlog._core.words import counted
 from raftlog.cli.nodes.cluster import size_text
@@ -276,7 +275,7 @@ async def _sweep(console: Console) -> None:
         await asyncio.sleep(SWEEP_S)
         try:
             await run_in_threadpool(console.end_views)
-            await run_in_threadpool(give_memory_back)
+            await run_in_threadpool(_installed.give_memory_back)
         except Exception:  # else no secret would be forgotten any more
             logger.exception("what ended sessions leave behind could not be ended; it is tried again")
 
@@ -615,10 +614,6 @@ def _with_fields(fields: Mapping[str, str], **changes: object) -> str:
 
 # The process
 
-_M_ARENA_MAX: Final = -8
-_M_MMAP_THRESHOLD: Final = -3
-_M_TRIM_THRESHOLD: Final = -1
-
 
 def keep_memory_small() -> None:
     """Have glibc give memory back to the system soon. For a process of its own; other C libraries stay as they are.
@@ -629,17 +624,8 @@ def keep_memory_small() -> None:
     """
     os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        for option, value in ((_M_ARENA_MAX, 1), (_M_MMAP_THRESHOLD, 64 << 10), (_M_TRIM_THRESHOLD, 128 << 10)):
-            mallopt(option, value)
-
-
-def give_memory_back() -> None:
-    """Give free memory between blocks in use back to the system; by default glibc does so only at the heap's end."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
+    options = {_installed.ARENA_MAX: 1, _installed.MMAP_THRESHOLD: 64 << 10, _installed.TRIM_THRESHOLD: 128 << 10}
+    _installed.set_malloc_options(options)
 
 
 class Server(uvicorn.Server):

@@ -165,11 +165,11 @@ def decode_batch(
     *,
     limits: InflateLimits = DEFAULT_LIMITS,
     check_checksum: bool = True,
-    trusted: bool | None = None,
+    trusted: bool = False,
 ) -> DecodedBatch:
     """Decode the batch at `position` without copying uncompressed columns.
 
-    `trusted`: as in `decode_body`; by default a batch whose checksum is not checked.
+    `trusted`: as in `decode_body`. A checksum alone says nothing of the contents.
 
     Raises:
         CorruptRecordError, UnsupportedVersion: as `parse_batch`, or the body does not decode or has another row count.
@@ -179,7 +179,6 @@ def decode_batch(
     else:
         header = parse_header(batch, position)
         check_header(header)
-    trusted = not check_checksum if trusted is None else trusted
     return DecodedBatch(header, decode_columns(batch, position, header, limits, trusted=trusted))
 
 

@@ -99,7 +99,7 @@ def placed_markers(batch: Buffer, position: int = 0, *, check_checksum: bool = T
     Raises:
         CorruptRecordError: as `decode_control`.
     """
-    decoded = decode_batch(batch, position, check_checksum=check_checksum, trusted=False)
+    decoded = decode_batch(batch, position, check_checksum=check_checksum)
     if not decoded.header.is_control:
         raise CorruptRecordError(f"the batch at offset {decoded.header.base_offset} holds records, not markers")
     names = decoded.columns.schema.names

@@ -132,7 +132,6 @@ class ForkServer:
             os.close(os.pidfd_open(os.getpid()))  # kernels before 5.3, and some sandboxes, do not have it
         except (AttributeError, OSError) as error:
             raise ForkFailed(str(error)) from error
-        self._fixed = fixed_at_start(environment)
         self._control, theirs = socket.socketpair()
         with theirs:
             command = dependent_command(_FORK_SERVER)
@@ -145,10 +144,6 @@ class ForkServer:
                 pass_fds=[theirs.fileno()],
                 process_group=0,
             )
-
-    def can_start(self, environment: Mapping[str, str]) -> bool:
-        """Whether it can start a server with this environment."""
-        return self._fixed == fixed_at_start(environment)
 
     def start(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import random
@@ -211,6 +212,29 @@ def test_the_kernel_drops_attempts_of_some_networks(
                 assert accepted.recv(4) == b"here"
         filter_.drop(listeners, {})
         assert attempt(client)
+
+
+@LINUX_ONLY
+def test_a_kernel_that_takes_no_filter_is_asked_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The shares change with each look, ten times a second, for as long as a flood lasts."""
+    asked = []
+
+    def refuse(own: socket.socket, dropped: dict[str, float]) -> None:
+        asked.append(dropped)
+        raise OSError(errno.ENOMEM, "too large a filter")
+
+    monkeypatch.setattr(SynFilter, "_attach", staticmethod(refuse))
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listeners = [(listening.fileno(), os.fstat(listening.fileno()).st_ino)]
+        filter_ = SynFilter()
+        for share in (0.1, 0.2, 0.3):
+            filter_.drop(listeners, {"10.0.0.1": share})
+    assert asked == [{"10.0.0.1": 0.1}]
+    assert [record.getMessage() for record in caplog.records] == [
+        "the kernel does not hold floods of connections back: too large a filter"
+    ]
 
 
 @LINUX_ONLY

@@ -229,7 +229,8 @@ def test_pages_come_while_others_wait_for_silent_brokers(monkeypatch: pytest.Mon
 
 MEMORY = """
 import os
-from raftlog.console.app import give_memory_back, keep_memory_small
+from raftlog._installed import give_memory_back
+from raftlog.console.app import keep_memory_small
 
 def resident() -> int:
     with open("/proc/self/statm") as file:

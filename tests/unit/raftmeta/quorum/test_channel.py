@@ -197,7 +197,7 @@ def test_a_controller_that_the_metadata_names_is_asked_without_a_pause(monkeypat
         elected = False
 
         def answer(command: MetadataCommand) -> CommandResult | RaftlogError:
-            return CommandResult(10) if elected else NotController("nobody is")
+            return CommandResult(10) if elected else NotController("none is active")
 
         async with Fakes(answer, elsewhere) as fakes:
             channel = fakes.channel(timeout_ms=7_200_000)
