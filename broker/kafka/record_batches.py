@@ -342,11 +342,13 @@ def _records(batches: Buffer, position: int, header: BatchHeader, *, takes_zstd:
     columns = decode_batch(batches, position, check_checksum=False, trusted=True, limits=_OF_THE_LOG).columns
     names, rows = columns.schema.names, columns.num_rows
     append_time = bool(header.attributes & _LOG_APPEND_TIME)
-    timestamps: Any = repeat(header.base_timestamp_ms, rows)
+    # The builder writes only differences, and takes a first timestamp of -1 (none) for one that is still to come.
+    since_first: Any = repeat(0, rows)
     first = header.base_timestamp_ms
     if "timestamp_ms" in names and not append_time and rows:
-        timestamps = columns.column(names.index("timestamp_ms")).to_numpy().tolist()
-        first = timestamps[0]
+        timestamps = columns.column(names.index("timestamp_ms")).to_numpy()
+        first = int(timestamps[0])
+        since_first = (timestamps - first).tolist()
     body = b""
     if rows:
         sparse = "offset_delta" in names
@@ -357,7 +359,7 @@ def _records(batches: Buffer, position: int, header: BatchHeader, *, takes_zstd:
         if "headers" in names:
             headers = [each or [] for each in columns.column(names.index("headers")).to_pylist()]
         builder = DefaultRecordBatchBuilder(MAGIC, 0, 0, -1, -1, -1, _NO_LIMIT)
-        for appended in map(builder.append, deltas, timestamps, keys, values, headers):
+        for appended in map(builder.append, deltas, since_first, keys, values, headers):
             assert appended is not None, "a batch has room for what was one batch"
         body = bytes(memoryview(builder.build())[HEADER_BYTES:])
     codec = header.codec

@@ -277,6 +277,16 @@ def test_a_traced_batch_may_inflate_as_far_as_its_topic_allows() -> None:
     assert _converted(cast("Any", partition), sent, None)[2] == []
 
 
+def test_a_first_record_without_a_timestamp_leaves_the_others_theirs() -> None:
+    """A batch's first record may have timestamp -1, which means none, and later ones real timestamps."""
+    columns = Columns(
+        value=pa.array([b"a", b"b", b"c"], pa.binary()), timestamp_ms=pa.array([-1, 1_700_000_000_000, 5], pa.int64())
+    )
+    batch = encode_batch(columns, 0)
+    (returned,) = to_kafka(batch)
+    assert decode_batch(from_kafka(returned)).columns.column(0).to_pylist() == [-1, 1_700_000_000_000, 5]
+
+
 @given(st.data())
 def test_damaged_batches_are_refused_and_never_crash(data: Any) -> None:
     """With a checksum that fits, so that the records themselves have to be checked."""
