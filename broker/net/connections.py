@@ -610,7 +610,11 @@ class ConnectionWatch:
                 self._is_no_peer(gone)
         logins |= self._logins
         self._let_in(logins, now_ms)
+        # A socket that another thread looks at has a second descriptor for a moment: the next look counts it, once.
+        descriptors = Counter(each.inode for each in found)
         for each in found:
+            if descriptors[each.inode] > 1:
+                continue
             self._known[each.inode] = each if each.host and self._admit(each, now_ms) else None
             if each.listens:
                 self._listening[each.fd] = each.inode

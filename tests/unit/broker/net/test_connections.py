@@ -435,6 +435,25 @@ async def test_a_new_connection_takes_the_place_of_the_oldest_one_without_a_logi
             assert sum(map(is_open, silent)) == watch.strangers == 18
 
 
+async def test_a_connection_that_another_thread_looks_at_counts_once() -> None:
+    """It has a second descriptor for that time. Counted twice, its address would have one connection more for ever."""
+    limits = ConnectionLimits(most=1_000, per_ip=20)
+    async with watched(limits, 60_000.0) as (watch, _, port):
+        with contextlib.closing(connect(port, "127.0.0.2")) as theirs:
+
+            def theirs_here() -> list[int]:
+                return [each.fd for each in watch._scan(frozenset())[0] if each.host == "127.0.0.2"]
+
+            await until(theirs_here)
+            second = os.dup(theirs_here()[0])
+            try:
+                await watch.look()
+            finally:
+                os.close(second)
+            await look(watch, limits, 0, 1)
+            assert is_open(theirs)
+
+
 async def test_connections_without_a_login_are_at_most_half_of_all() -> None:
     """The address with most of them loses some."""
     limits = ConnectionLimits(most=40, per_ip=100)
