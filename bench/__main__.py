@@ -31,6 +31,7 @@ from bench import (
     security,
     small,
     spark,
+    spark_kafka,
     tracing,
     transactions,
 )
@@ -63,10 +64,11 @@ SUITES = {
     "hostile": hostile.run,
     "spark": spark.run,
     "console": console.run,
+    "spark-kafka": spark_kafka.run,
     "compare": compare.run,
     "regression": regression.run,
 }
-BY_NAME_ONLY = ("compare", "regression")
+BY_NAME_ONLY = ("spark-kafka", "compare", "regression")
 """Suites that run only when they are named: they need more than this checkout."""
 
 
@@ -74,7 +76,7 @@ def main() -> int:
     """Run the suites; the exit code is 1 when a target was missed."""
     parser = argparse.ArgumentParser(prog="./dev bench", description=__doc__)
     parser.add_argument(
-        "suites", nargs="*", metavar="SUITE", help=f"{', '.join(SUITES)}; by default all but the last two"
+        "suites", nargs="*", metavar="SUITE", help=f"{', '.join(SUITES)}; by default all but the last three"
     )
     parser.add_argument(
         "--against", metavar="VERSION", help="regression: a wheel or a git ref to compare with; by default the last tag"

@@ -45,6 +45,8 @@ CACHE: Final = ROOT / "build" / "bench"
 PAGE: Final = ROOT / "docs" / "benchmarks.md"
 KAFKA: Final = "4.3.1"
 NATS: Final = "v2.15.2"
+CONNECTOR: Final = "4.2.0"
+"""Of Spark's connector for Kafka. One of a minor version before Spark's own works, and there may be no newer one."""
 CLIENT_PACKAGES: Final = ("nats-py==2.16.0", "matplotlib==3.11.2")
 NODES: Final = 3
 PARTITIONS: Final = 3
@@ -413,6 +415,13 @@ def maven_jars(name: str, *artifacts: str, without: str = "") -> Path:
         _fetch(name, ["mvn", "-q", "-B", "-f", str(pom), *copy, *left_out])
         fetched.write_text(project)  # several tests may fetch at once, the same
     return jars
+
+
+def spark_jars() -> Path:
+    """Return the directory with Spark's connector for Kafka, without what Spark itself has; fetched once, by Maven."""
+    artifact = f"org.apache.spark:spark-sql-kafka-0-10_2.13:{CONNECTOR}"
+    without = "org.apache.hadoop,org.scala-lang,org.lz4,org.xerial.snappy"
+    return maven_jars(f"spark-kafka-{CONNECTOR}", artifact, without=without)
 
 
 def _nats_server() -> Path:

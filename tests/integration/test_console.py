@@ -658,7 +658,7 @@ def test_a_broker_comes_and_is_decommissioned(page: Any, url: str, cluster: Clus
         remove = page.get_by_role("button", name="Remove from the cluster")
         remove.focus()  # it has come by itself
         page.wait_for_timeout(2 * SHOWN_MS)
-        # Asked in one step: an update between finding the button and asking it would leave another button with the focus.
+        # One step: an update between finding the button and asking it would leave another button with the focus.
         assert page.evaluate("document.activeElement.textContent") == "Remove from the cluster", (
             "an update of the page takes the focus away from the button"
         )

@@ -15,7 +15,7 @@ from typing import Final
 import pytest
 
 import raftlog
-from bench.compare import maven_jars
+from bench.compare import spark_jars
 from raftlog.testing import Cluster
 from tests.support.kafka_java import JVM, jars_or_skip
 from tests.support.patience import until
@@ -26,8 +26,6 @@ pytestmark = pytest.mark.long
 ROOT: Final = Path(__file__).parents[2]
 TIMEOUT_S: Final = 300.0
 ROWS: Final = 300
-CONNECTOR: Final = "4.2.0"
-"""Of Spark's connector. One of a minor version before Spark's own works, and there may be no newer one."""
 
 
 @pytest.fixture(scope="module")
@@ -38,13 +36,6 @@ def cluster() -> Iterator[Cluster]:
                 admin.create_topic(topic, partitions=2, replication_factor=3)
         heard_everywhere(started)
         yield started
-
-
-def spark_jars() -> Path:
-    """Return the directory with Spark's connector for Kafka, without what Spark itself has."""
-    artifact = f"org.apache.spark:spark-sql-kafka-0-10_2.13:{CONNECTOR}"
-    without = "org.apache.hadoop,org.scala-lang,org.lz4,org.xerial.snappy"
-    return maven_jars(f"spark-kafka-{CONNECTOR}", artifact, without=without)
 
 
 def test_spark_writes_streams_and_reads(cluster: Cluster, tmp_path: Path) -> None:
