@@ -385,7 +385,8 @@ class BrokerConfig(Settings):
         maximum=1_000_000,
         own=True,
         doc="Most unary calls a second of one user, or of one address whose clients have no login; five times as many "
-        "at once. Further calls are refused, with the time to wait.",
+        "at once. A request counts as one call more for each 4 KiB of it. Further calls are refused, with the time to "
+        "wait.",
     )
     max_refused_call_rate = integer(
         500,

@@ -22,7 +22,7 @@ import grpc
 
 from broker.clock import Clock
 from broker.net.connections import MAX_RATES, remembered
-from broker.net.interceptors import Rarely, RewrittenHandlers, host_of, preceded
+from broker.net.interceptors import Rarely, RewrittenHandlers, calls_of_request, host_of, preceded
 from broker.security.audit import network_of
 from broker.security.caller import Caller, caller
 from broker.security.client_listener import UNKNOWN_HOST
@@ -162,18 +162,18 @@ class CallRates:
             bucket.take(1, now_ms)
         return min(MOST_DELAY_MS, bucket.ready_at_ms(now_ms) - now_ms)
 
-    def delay_ms(self, name: str, now_ms: float) -> float:
-        """Count a call and return 0; or count nothing, and return for how many ms the caller has to wait.
+    def delay_ms(self, name: str, now_ms: float, calls: int = 1) -> float:
+        """Count one call or more, and return 0; or count nothing, and return for how many ms the caller has to wait.
 
         Those that have to wait get different turns, or they would all come back at the same time.
         """
-        calls = self._of(name)
-        ready_ms = calls.bucket.ready_at_ms(now_ms)
+        waiting = self._of(name)
+        ready_ms = waiting.bucket.ready_at_ms(now_ms)
         if ready_ms <= now_ms:
-            calls.bucket.take(1, now_ms)
+            waiting.bucket.take(calls, now_ms)
             return 0.0
-        turn_ms = max(ready_ms, calls.next_turn_ms)
-        calls.next_turn_ms = turn_ms + 1_000 / self._rate
+        turn_ms = max(ready_ms, waiting.next_turn_ms)
+        waiting.next_turn_ms = turn_ms + 1_000 / self._rate
         return min(MOST_DELAY_MS, turn_ms - now_ms)
 
     def _of(self, name: str) -> _Calls:
@@ -328,12 +328,12 @@ class CallLimits(RewrittenHandlers):
         return who.user, host, who.user or network_of(host)
 
     async def _enter_call(self, context: Any) -> None:
-        """Count a unary call, or abort it."""
+        """Count a unary call, a long one as several, or abort it."""
         _, host, name = self._who(context)
         if not name:
             return
         await self.turn_out(context, name, host)
-        delay_ms = self._calls.delay_ms(name, self._clock.monotonic_ms())
+        delay_ms = self._calls.delay_ms(name, self._clock.monotonic_ms(), calls_of_request())
         if delay_ms > 0:
             text = f"{name} makes too many calls a second ({MAX_CALL_RATE}); try again in {delay_ms:.0f} ms"
             await self._refuse(context, MAX_CALL_RATE, name, host, ThrottlingQuotaExceeded(text, max(1, int(delay_ms))))

@@ -1,9 +1,9 @@
 """Interceptors around the handlers of a gRPC server.
 
-`RequestBounds` bounds requests before they are parsed: protobuf builds an object for every element of a list, so a few
-MiB of empty elements become gigabytes of objects. Only produce requests carry records; all others are short. A request
-that is too long or does not parse ends its call with INVALID_ARGUMENT, and is logged once a minute for each address and
-method.
+`RequestBounds` bounds requests before they are parsed: protobuf builds an object for every element of a list, so a MiB
+of empty elements becomes 36 MiB of objects. Only produce requests carry records; all others are short, and have few
+elements. A request with too many bytes or elements, or one that does not parse, ends its call with INVALID_ARGUMENT,
+and is logged once a minute for each address and method.
 
 `NodesOnly` admits callers to the inter-node listener by the node ids in their certificates.
 
@@ -38,7 +38,7 @@ from raftlog.errors import (
     RaftlogError,
     from_wire,
 )
-from raftlog.format.wire import MANY_REQUESTS
+from raftlog.format.wire import LENGTH_DELIMITED, MANY_REQUESTS, read_varint, skip
 from raftlog.v1.common_pb2 import Error
 from raftmeta.quorum.peer_identity import NODE_URI, node_ids_of, peer_nodes
 
@@ -80,6 +80,24 @@ MAX_LOGIN_BYTES: Final = 64 << 10
 """For a message of a login; the tokens of issuers have some KiB."""
 SHORT_METHODS: Final = frozenset({"/raftlog.v1.Security/Authenticate"})
 """Methods that MAX_LOGIN_BYTES bounds instead."""
+
+
+MAX_OBJECTS: Final = 20_000
+"""For a request, of texts and messages in it: more than its 10,000 partitions or names need."""
+MAX_FIELDS: Final = 40_000
+"""For a request, of fields of any kind in what is scanned. Scanning so many takes the event loop some ms."""
+UNSCANNED_BYTES: Final = 40 << 10
+"""A request up to this size is not scanned: a field takes two bytes at least, so it has few enough."""
+CALL_BYTES: Final = 4 << 10
+"""A longer request counts as one call more for each so many bytes (`calls_of_request`)."""
+
+_request_bytes: ContextVar[int] = ContextVar("request_bytes", default=0)
+"""The size of the unary request that this task serves."""
+
+
+def calls_of_request() -> int:
+    """Return as how many calls the unary request of this task counts: reading a long one takes the loop longer."""
+    return 1 + _request_bytes.get() // CALL_BYTES
 
 
 LOGGED_EVERY_MS: Final = 60_000.0
@@ -164,19 +182,27 @@ class RequestBounds(RewrittenHandlers):
 
 
 def _bounded(parse: Callable[[bytes], Any], most_bytes: int | None, *, is_stream: bool) -> Callable[[bytes], Any]:
-    """Return a parser that checks the length first; in streams it raises `MalformedRequest`.
+    """Return a parser that checks the length and the number of fields first; in streams it raises `MalformedRequest`.
 
     A refusal does not hold on to the request. An exception that was raised here would: its traceback may live until the
     next garbage collection, and the request with it.
     """
+    descriptor = getattr(getattr(parse, "__self__", None), "DESCRIPTOR", None)
+    shape = None if descriptor is None else _Shape.of(descriptor, {})
 
     def parse_bounded(data: bytes) -> Any:
+        if not is_stream:
+            _request_bytes.set(len(data))
         too_long = most_bytes is not None and len(data) > most_bytes
         if too_long:
             why = f"the request has {len(data)} bytes, this method takes at most {most_bytes}; split the request"
         else:
             try:
-                return parse(data)
+                if shape is not None and len(data) > UNSCANNED_BYTES:
+                    too_long = not _has_few_fields(data, shape)
+                if not too_long:
+                    return parse(data)
+                why = f"the request has more than {MAX_OBJECTS} elements, or {MAX_FIELDS} fields; split it"
             except (DecodeError, RaftlogError) as error:
                 why = str(error)
         del data
@@ -185,6 +211,77 @@ def _bounded(parse: Callable[[bytes], Any], most_bytes: int | None, *, is_stream
         return Unread(why, too_long)
 
     return parse_bounded
+
+
+class _Shape:
+    """Which fields of a message type have to be scanned, by number: those of types with lists of messages or texts."""
+
+    __slots__ = ("inner",)
+
+    def __init__(self) -> None:
+        self.inner: dict[int, _Shape] = {}
+
+    @staticmethod
+    def of(descriptor: Any, known: dict[str, _Shape]) -> _Shape:
+        """Return the shape of a message type. `known`: those that were made, since types may contain themselves."""
+        shape = known.get(descriptor.full_name)
+        if shape is None:
+            shape = known[descriptor.full_name] = _Shape()
+            for each in descriptor.fields:
+                if each.message_type is not None and _has_lists(each.message_type, set()):
+                    shape.inner[each.number] = _Shape.of(each.message_type, known)
+        return shape
+
+
+def _has_lists(descriptor: Any, seen: set[str]) -> bool:
+    """Whether a message type, or one within it, has a list of messages or texts."""
+    if descriptor.full_name in seen:
+        return False
+    seen.add(descriptor.full_name)
+    return any(
+        (each.is_repeated and each.type in (each.TYPE_MESSAGE, each.TYPE_STRING, each.TYPE_BYTES))
+        or (each.message_type is not None and _has_lists(each.message_type, seen))
+        for each in descriptor.fields
+    )
+
+
+def _has_few_fields(data: bytes, shape: _Shape) -> bool:
+    """Whether a message is within MAX_OBJECTS and MAX_FIELDS, with its parts of types that have lists.
+
+    Raises:
+        DecodeError: it is no message.
+    """
+    fields = objects = 0
+    scans = [(0, len(data), shape)]
+    try:
+        while scans:
+            position, end, shape = scans.pop()
+            inner_of = shape.inner.get
+            while position < end:
+                fields += 1
+                if fields > MAX_FIELDS:
+                    return False
+                tag = data[position]
+                position += 1
+                if tag >= 0x80:
+                    tag, position = read_varint(data, position - 1)
+                if tag & 7 != LENGTH_DELIMITED:
+                    position = skip(data, tag & 7, position)
+                    continue
+                objects += 1
+                if objects > MAX_OBJECTS:
+                    return False
+                length = data[position]
+                position += 1
+                if length >= 0x80:
+                    length, position = read_varint(data, position - 1)
+                inner = inner_of(tag >> 3)
+                if inner is not None:
+                    scans.append((position, min(position + length, end), inner))
+                position += length
+    except (IndexError, ValueError) as error:
+        raise DecodeError(f"no valid message: {error}") from None
+    return True
 
 
 _KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")

@@ -52,6 +52,8 @@ MAX_KEYS_BYTES: Final = 1 << 20
 TIMEOUT_S: Final = 5.0
 """For each step of a request for the keys."""
 REFRESH_AT_LEAST_S: Final = 10.0
+MOST_LEFT_MS: Final = 365 * 24 * 60 * 60 * 1_000
+"""A login counts no longer, whatever its token says: times on the wire have 64 bits."""
 _SHOWN: Final = 100
 _FILE: Final = "file"
 
@@ -206,7 +208,7 @@ class Bearers:
         except InvalidKeyIdError:
             self._unknown_key = True
             raise AuthenticationFailed("the token is signed with a key that this broker does not know") from None
-        except (JoseError, ValueError, TypeError, KeyError) as error:
+        except (JoseError, ValueError, TypeError, KeyError, RecursionError) as error:
             raise AuthenticationFailed(f"the token is not valid here: {_words(error)}") from None
         expires_s = found.claims["exp"]
         user = found.claims.get(self._config.sub_claim_name)
@@ -219,8 +221,12 @@ class Bearers:
         return Bearer(user, float(expires_s))
 
     def left_ms(self, bearer: Bearer) -> int:
-        """Return how long the token still counts; its end has the tolerance for clocks that its check has."""
-        return max(0, int((bearer.expires_s + self._config.clock_skew_s - self._wall_s()) * 1_000))
+        """Return how long the token still counts, MOST_LEFT_MS at most.
+
+        Its end has the tolerance for clocks that its check has.
+        """
+        left_s = bearer.expires_s + self._config.clock_skew_s - self._wall_s()
+        return max(0, min(MOST_LEFT_MS, int(left_s * 1_000)))
 
 
 def _words(error: Exception) -> str:

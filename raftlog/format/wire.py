@@ -41,7 +41,7 @@ _MANY_PARTS: Final = f"at most {MAX_PARTS} parts fit one message"
 
 _VARINT: Final = 0
 _FIXED64: Final = 1
-_LENGTH_DELIMITED: Final = 2
+LENGTH_DELIMITED: Final = 2
 _FIXED32: Final = 5
 
 _PARTITIONS: Final = log_pb2.ProduceRequest.PARTITIONS_FIELD_NUMBER
@@ -92,7 +92,8 @@ def _varint(value: int) -> bytes:
     return bytes(out)
 
 
-def _read_varint(data: memoryview, position: int) -> tuple[int, int]:
+def read_varint(data: memoryview | bytes, position: int) -> tuple[int, int]:
+    """Return a varint, and the position after it. Raises IndexError or ValueError if there is none."""
     value = shift = 0
     while True:
         byte = data[position]
@@ -105,9 +106,10 @@ def _read_varint(data: memoryview, position: int) -> tuple[int, int]:
             raise ValueError("a varint of more than ten bytes")
 
 
-def _skip(data: memoryview, wire_type: int, position: int) -> int:
+def skip(data: memoryview | bytes, wire_type: int, position: int) -> int:
+    """Return the position after a field that is not length-delimited. Raises as `read_varint`; ValueError: a group."""
     if wire_type == _VARINT:
-        return _read_varint(data, position)[1]
+        return read_varint(data, position)[1]
     if wire_type == _FIXED64:
         return position + 8
     if wire_type == _FIXED32:
@@ -123,11 +125,11 @@ def _cut(data: memoryview, *fields: int) -> tuple[bytes, tuple[list[memoryview],
     end = len(data)
     while position < end:
         start = position
-        tag, position = _read_varint(data, position)
-        if tag & 7 != _LENGTH_DELIMITED:
-            position = _skip(data, tag & 7, position)
+        tag, position = read_varint(data, position)
+        if tag & 7 != LENGTH_DELIMITED:
+            position = skip(data, tag & 7, position)
         else:
-            length, position = _read_varint(data, position)
+            length, position = read_varint(data, position)
             if tag >> 3 in fields:
                 rest.append(data[kept:start])
                 kept = position + length
@@ -169,8 +171,8 @@ def _not_protobuf(error: Exception) -> InvalidRequestError:
 
 def _join(head: bytes, outer: int, inner: int, parts: Iterable[tuple[bytes, Buffer]]) -> bytes:
     out: list[Buffer] = [head]
-    outer_tag = _varint(outer << 3 | _LENGTH_DELIMITED)
-    inner_tag = _varint(inner << 3 | _LENGTH_DELIMITED)
+    outer_tag = _varint(outer << 3 | LENGTH_DELIMITED)
+    inner_tag = _varint(inner << 3 | LENGTH_DELIMITED)
     for part, payload in parts:
         payload_front = inner_tag + _varint(len(payload)) if len(payload) else b""
         out += (outer_tag, _varint(len(part) + len(payload_front) + len(payload)), part, payload_front, payload)
@@ -183,7 +185,7 @@ def encode_produce(request: Produce) -> bytes:
     if not request.more:
         return first
     out: list[Buffer] = [first]
-    tag = _varint(_MORE << 3 | _LENGTH_DELIMITED)
+    tag = _varint(_MORE << 3 | LENGTH_DELIMITED)
     for each in request.more:
         data = _encode_one(each)
         out += (tag, _varint(len(data)), data)

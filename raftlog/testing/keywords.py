@@ -120,7 +120,7 @@ class ServerKeywords(TypedDict, total=False):
     max.short.stream.rate. On Linux only."""
     max_call_rate: int
     """Most unary calls a second of one user, or of one address whose clients have no login; five times as many at once.
-    Further calls are refused, with the time to wait."""
+    A request counts as one call more for each 4 KiB of it. Further calls are refused, with the time to wait."""
     max_refused_call_rate: int
     """Most calls a second of one user, or of one address whose clients have no login, that are refused because of a
     limit or a quota; five times as many at once. Above that, the user is shut out, as with max.short.stream.rate."""

@@ -115,6 +115,12 @@ def test_calls_beyond_a_rate_have_to_wait() -> None:
     assert rates.delay_ms("User:bob", 101) == 0.0, "the oldest user must make room for a new one"
 
 
+def test_a_long_request_counts_as_several_calls() -> None:
+    rates = CallRates(10)
+    assert rates.delay_ms("User:mallory", 0, calls=100) == 0.0
+    assert rates.delay_ms("User:mallory", 0) > 5_000 - 1, "the next one must wait until the long one is paid off"
+
+
 def test_requests_of_kafka_clients_have_the_same_rate_and_are_held_for_their_debt() -> None:
     limits = call_limits(call_rate=10)
     mallory = Caller("User:mallory", "10.0.0.1")

@@ -6,6 +6,7 @@ import gc
 import logging
 import weakref
 from collections.abc import AsyncIterator, Iterable
+from contextvars import copy_context
 from typing import Any
 
 import grpc
@@ -13,8 +14,18 @@ import pytest
 from google.protobuf.message import DecodeError
 from grpc import aio
 
-from broker.net.interceptors import MAX_REQUEST_BYTES, MalformedRequest, RequestBounds, _bounded
-from raftlog.v1 import log_pb2
+from broker.net.interceptors import (
+    CALL_BYTES,
+    MAX_FIELDS,
+    MAX_OBJECTS,
+    MAX_REQUEST_BYTES,
+    MalformedRequest,
+    RequestBounds,
+    Unread,
+    _bounded,
+    calls_of_request,
+)
+from raftlog.v1 import admin_pb2, group_pb2, log_pb2, metadata_pb2, records_pb2
 
 UNARY, STREAM = "/test.Service/Unary", "/test.Service/Stream"
 MALFORMED = b"\xff" * 5
@@ -112,3 +123,90 @@ async def test_a_request_that_is_too_long_is_refused(method: str) -> None:
     ((code, details),) = await statuses([(method, bytes(MAX_REQUEST_BYTES + 1))])
     assert code is grpc.StatusCode.INVALID_ARGUMENT
     assert f"this method takes at most {MAX_REQUEST_BYTES}" in details
+
+
+@pytest.mark.parametrize("method", [UNARY, STREAM])
+async def test_a_request_of_many_empty_elements_is_refused(method: str) -> None:
+    many = log_pb2.ListOffsetsRequest(partitions=[log_pb2.ListOffsetsPartition()] * 500_000).SerializeToString()
+    assert len(many) <= MAX_REQUEST_BYTES
+    ((code, details),) = await statuses([(method, many)])
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert f"more than {MAX_OBJECTS} elements" in details
+
+
+NESTED = group_pb2.GroupRequest(
+    join=group_pb2.JoinGroup(subscription=group_pb2.Subscription(topics=["t"] * (MAX_OBJECTS + 1)))
+)
+"""The elements are within the only field of the request."""
+FLAGS = b"\x38\x01" * (MAX_FIELDS + 1)
+"""A field that no request has, with a number as value."""
+
+
+def _parser(kind: Any) -> Any:
+    """Return the parser of unary requests of a type, which keeps nothing in this context."""
+    parse = _bounded(kind.FromString, MAX_REQUEST_BYTES, is_stream=False)
+    return lambda data: copy_context().run(parse, data)
+
+
+@pytest.mark.parametrize(
+    ("kind", "data"),
+    [
+        (group_pb2.GroupRequest, NESTED.SerializeToString()),
+        (
+            metadata_pb2.MetadataRequest,
+            metadata_pb2.MetadataRequest(topics=["t"] * (MAX_OBJECTS + 1)).SerializeToString(),
+        ),
+        (log_pb2.ListOffsetsRequest, FLAGS),
+    ],
+    ids=["nested", "texts", "unknown numbers"],
+)
+def test_what_would_become_many_objects_is_not_even_parsed(kind: Any, data: bytes) -> None:
+    refused = _parser(kind)(data)
+    assert isinstance(refused, Unread)
+    assert refused.too_long
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        log_pb2.ListOffsetsRequest(
+            partitions=[
+                log_pb2.ListOffsetsPartition(topic_id=bytes(16), partition=number, leader_epoch=7, timestamp_ms=1)
+                for number in range(1, 10_001)
+            ]
+        ),
+        metadata_pb2.MetadataRequest(topics=[f"topic-{number}" for number in range(10_000)]),
+        admin_pb2.AlterClientQuotasRequest(
+            alterations=[
+                records_pb2.QuotaRecord(
+                    entity=records_pb2.QuotaEntity(user=f"user-{number}", client_id=""),
+                    key="producer_byte_rate",
+                    value=1,
+                )
+                for number in range(10_000)
+            ]
+        ),
+    ],
+    ids=["partitions", "names", "quotas"],
+)
+def test_a_request_that_names_as_much_as_one_may_is_read(request_: Any) -> None:
+    assert _parser(type(request_))(request_.SerializeToString()) == request_
+
+
+@pytest.mark.parametrize(
+    "data", [b"\x0b" * 70_000, b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff" * 9_000, b"\x0a" + b"\xff" * 70_000]
+)
+def test_a_long_request_that_is_no_message_is_refused(data: bytes) -> None:
+    assert isinstance(_parser(log_pb2.ListOffsetsRequest)(data), Unread)
+
+
+def test_a_long_request_counts_as_many_calls() -> None:
+    parse = _bounded(metadata_pb2.MetadataRequest.FromString, MAX_REQUEST_BYTES, is_stream=False)
+    counts = []
+    for names in (1, 10_000):
+        data = metadata_pb2.MetadataRequest(topics=["some-topic"] * names).SerializeToString()
+        task = copy_context()
+        task.run(parse, data)
+        counts.append((task.run(calls_of_request), 1 + len(data) // CALL_BYTES))
+    assert counts[0] == (1, 1)
+    assert counts[1][0] == counts[1][1] > 20

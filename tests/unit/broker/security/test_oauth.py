@@ -13,10 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ec import ECDSA
+from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
+from cryptography.hazmat.primitives.hashes import SHA256
 from joserfc import jwt
 from joserfc.jwk import ECKey, OctKey, RSAKey
 
-from broker.security.oauth import Bearers, OauthConfig, fetch_keys, is_public, keys_of, token_of
+from broker.security.oauth import MOST_LEFT_MS, Bearers, OauthConfig, fetch_keys, is_public, keys_of, token_of
 from raftlog.errors import AuthenticationFailed, BrokerOverloaded, InvalidConfig
 from tests.support.issuer import AUDIENCE, ISSUER, Issuer, message_of, web_server
 from tests.support.scram_parts import Hands
@@ -102,6 +105,30 @@ def test_another_signer_is_refused_whatever_the_header_says(bearers: Bearers, is
     # An algorithm that is not a configured one.
     rsa = RSAKey.generate_key(2048, auto_kid=True)
     assert refused(bearers, jwt.encode({"alg": "RS512", "kid": rsa.kid}, claims, rsa, algorithms=["RS512"]))
+
+
+def test_a_token_that_never_expires_counts_for_a_year(bearers: Bearers, issuer: Issuer) -> None:
+    bearer = bearers.verify(message_of(issuer.token("alice", exp=10**30)))
+    assert bearers.left_ms(bearer) == MOST_LEFT_MS
+
+
+def _signed(issuer: Issuer, header: bytes, claims: bytes) -> str:
+    """Return a token with a valid signature over any bytes."""
+    front = b".".join(base64.urlsafe_b64encode(each).rstrip(b"=") for each in (header, claims))
+    key: Any = issuer.keys[-1]
+    signature = key.private_key.sign(front, ECDSA(SHA256()))
+    parts = b"".join(number.to_bytes(32, "big") for number in decode_dss_signature(signature))
+    return f"{front.decode()}.{base64.urlsafe_b64encode(parts).rstrip(b'=').decode()}"
+
+
+def test_a_token_that_is_nested_too_deeply_is_refused(bearers: Bearers, issuer: Issuer) -> None:
+    deep = b"[" * 5_500
+    header = json.dumps({"alg": "ES256", "kid": issuer.keys[-1].kid}).encode()
+    claims = {"iss": ISSUER, "aud": AUDIENCE, "sub": "alice", "exp": int(time.time()) + 600}
+    signed = _signed(issuer, header, json.dumps(claims).encode())
+    assert bearers.verify(message_of(signed)).user == "alice", "signed as a valid one"
+    assert refused(bearers, _signed(issuer, header, deep))
+    assert refused(bearers, _signed(issuer, deep, b"{}"))
 
 
 @pytest.mark.parametrize("text", ["", ".", "..", "a.b.c", "a.b.c.d.e", "é", "eyJ" * 3_000])

@@ -358,6 +358,17 @@ def test_without_a_secret_an_unknown_id_may_be_known_later(tmp_path: Path) -> No
     run(tmp_path, scenario)
 
 
+def test_a_transactional_batch_whose_owner_is_not_named_asks_for_no_permission(tmp_path: Path) -> None:
+    """A grant of all transactional ids, which a refusal would propose, would not help."""
+
+    async def scenario(made: World) -> None:
+        stranger = FakeAuthorizer(WRITE).caller("User:guest")
+        assert await made.send(transactional(KEY.bind(200, PAYMENTS)), stranger) == "UNSUPPORTED_VERSION"
+        assert made.untouched()
+
+    run(tmp_path, scenario)
+
+
 def test_below_the_metadata_version_nothing_is_required(tmp_path: Path) -> None:
     async def scenario(made: World) -> None:
         made.image = MetadataImage(features={METADATA_VERSION: PRODUCER_OWNERS_LEVEL - 1})
