@@ -26,7 +26,7 @@ def _behind(lags: Mapping[TopicPartition, PartitionLag]) -> dict[TopicPartition,
 
 def _said(part: TopicPartition, lag: PartitionLag) -> str:
     age = "" if lag.lag_seconds is None else f", the oldest {lag.lag_seconds:,.0f} s old"
-    return f"{named(*part)}: {counted(lag.lag or 0, 'record')}{age}"
+    return f"{named(*part)}: lag {lag.lag or 0:,}{age}"
 
 
 def growing(picture: Picture) -> Iterator[Problem]:
@@ -52,7 +52,7 @@ def growing(picture: Picture) -> Iterator[Problem]:
 
 
 def unread(picture: Picture) -> Iterator[Problem]:
-    """Find groups without members that have unread records."""
+    """Find groups without members that have a lag. It counts offsets: markers of transactions are among them."""
     members = _members(picture)
     for group_id, lags in sorted((picture.lags or {}).items()):
         left = _behind(lags)
@@ -60,7 +60,7 @@ def unread(picture: Picture) -> Iterator[Problem]:
             total = sum(lag.lag or 0 for lag in left.values())
             yield Problem(
                 "note",
-                f"group {group_id} has no members and {counted(total, 'unread record')}",
+                f"group {group_id} has no members and a lag of {total:,}",
                 tuple(_said(part, lag) for part, lag in left.items()),
                 f"that is normal for a job that reads from time to time; otherwise start the consumers, or delete the "
                 f"group: raftlog group delete {group_id}",
@@ -103,7 +103,7 @@ GROUPS_CHECKS = (
         "group-lag", "groups that are behind and whose lag does not shrink", ("groups", "lags", "lags_before"), growing
     ),
     Check("group-missed-records", "groups that have missed records", ("groups", "lags"), missed),
-    Check("group-empty-with-lag", "groups without members that have unread records", ("groups", "lags"), unread),
+    Check("group-empty-with-lag", "groups without members that have a lag", ("groups", "lags"), unread),
 )
 
 
