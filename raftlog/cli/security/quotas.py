@@ -18,6 +18,7 @@ from raftlog.cli.output import (
     Row,
     key_value_pairs,
     print_done,
+    print_note,
     print_rows,
 )
 from raftlog.errors import ResourceNotFound
@@ -25,6 +26,7 @@ from raftlog.security import QuotaEntity, quota_levels
 
 app = typer.Typer(no_args_is_help=True, help="Set, show and remove limits on what clients may use.")
 
+WHOLE_PERCENT: Final = 100
 CLIENT_KEYS: Final = ("producer_byte_rate", "consumer_byte_rate", "request_percentage", "controller_mutation_rate")
 DEFAULT: Final = "<default>"
 COLUMNS: Final = ("user", "client_id", "ip", "quota", "value")
@@ -78,6 +80,8 @@ def set_quotas(
     values = {key: _number(key, value) for key, value in key_value_pairs(quotas).items()}
     with connect_admin(bootstrap) as admin:
         admin.alter_client_quotas({entity: dict(values)}, validate_only=dry_run)
+    if values.get("request_percentage", 0) > WHOLE_PERCENT:
+        print_note("note: request_percentage is of one event loop's time, so a value above 100 limits nothing")
     done = "would be set" if dry_run else "set"
     print_done(f"{', '.join(values)} of {named(entity)} {done}", {**_names(entity), "quotas": values}, output)
 

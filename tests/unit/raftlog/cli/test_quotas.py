@@ -52,6 +52,11 @@ def test_a_dry_run_changes_nothing(server: AdminServer, run: Run) -> None:
     assert server.image.quotas == {}
 
 
+def test_a_percentage_that_limits_nothing_is_set_with_a_note(server: AdminServer, run: Run) -> None:
+    assert "limits nothing" in run("quota", "set", "--user", "ada", "request_percentage=101").err
+    assert "limits nothing" not in run("quota", "set", "--user", "ada", "request_percentage=100").err
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "why"),
     [
