@@ -22,7 +22,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, MutableMapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Any, Final, NamedTuple
@@ -34,10 +34,12 @@ import jinja2
 import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Match, Mount, Route
 from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from raftlog import __version__, _installed
 from raftlog._client.connections import CertificateRefused
@@ -65,6 +67,8 @@ logger = logging.getLogger(__name__)
 
 COOKIE: Final = "raftlog_console"
 MOST_FORM_BYTES: Final = 2 << 20
+MOST_FORM_FIELDS: Final = 200
+MOST_QUERY_FIELDS: Final = 50
 MOST_STREAMS: Final = 200
 THREADS: Final = 8
 """For pages and files: a page holds its thread for `PAGE_S` and the time that it takes to draw."""
@@ -237,8 +241,8 @@ class Console:
             return Drawn(html, code, not hurry.ran_out)
 
 
-def create_app(settings: Settings) -> Starlette:
-    """Return the application."""
+def create_app(settings: Settings) -> ASGIApp:
+    """Return the application. All of its answers have the security headers, also those to its own failures."""
     console = Console(settings)
     static = str(files("raftlog.console") / "static")
 
@@ -263,10 +267,8 @@ def create_app(settings: Settings) -> Starlette:
     ]
     routes += [Route(path, functools.partial(_page, console, page), methods=["GET"]) for path, page in PAGES.items()]
 
-    app = Starlette(routes=routes, lifespan=lifespan, exception_handlers={404: functools.partial(_lost, console)})
-    app.state.console = console
-    app.add_middleware(_Guard, settings=settings)
-    return app
+    handlers: dict[Any, Any] = {404: functools.partial(_lost, console), Exception: _failed}
+    return _Guard(Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers), settings)
 
 
 async def _sweep(console: Console) -> None:
@@ -281,35 +283,43 @@ async def _sweep(console: Console) -> None:
 
 
 class _Guard:
-    """Refuses foreign host names (DNS rebinding) and adds the security headers. An ASGI middleware."""
+    """Refuses foreign host names (DNS rebinding) and adds the security headers.
 
-    def __init__(self, app: Any, settings: Settings) -> None:
+    It is around the whole application: Starlette answers to an exception outside of its own middleware.
+    """
+
+    def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app = app
         self._hosts = {host.lower() for host in settings.hosts}
         self._headers = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
         if settings.tls:
             self._headers.append((b"strict-transport-security", b"max-age=31536000"))
 
-    async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        named = dict(scope["headers"]).get(b"host", b"").decode("latin-1")
-        if self._hosts and (urlsplit(f"//{named}").hostname or "").lower() not in self._hosts:
-            refusal = PlainTextResponse(
-                f"this console is not served under the name {named!r}; allow it with --allowed-host", status_code=421
-            )
-            await refusal(scope, receive, send)
-            return
 
-        async def sending(message: MutableMapping[str, Any]) -> None:
+        async def sending(message: Message) -> None:
             if message["type"] == "http.response.start":
                 cached = scope["path"].startswith("/static/")
                 cache = b"public, max-age=3600" if cached else b"no-store"
                 message["headers"] = [*message["headers"], *self._headers, (b"cache-control", cache)]
             await send(message)
 
-        await self._app(scope, receive, sending)
+        refusal = self._refusal(dict(scope["headers"]).get(b"host", b"").decode("latin-1"))
+        await (refusal or self._app)(scope, receive, sending)
+
+    def _refusal(self, host: str) -> Response | None:
+        """Return the answer to a request with a Host header that is malformed or not allowed, None if it is allowed."""
+        try:
+            name = (urlsplit(f"//{host}").hostname or "").lower()
+        except ValueError:
+            return PlainTextResponse(f"the Host header {host!r} is not a host name; use the console's own", 400)
+        if self._hosts and name not in self._hosts:
+            said = f"this console is not served under the name {host!r}; allow it with --allowed-host"
+            return PlainTextResponse(said, 421)
+        return None
 
 
 # Sessions and looks
@@ -330,19 +340,36 @@ def _must_log_in(console: Console, session: Session) -> bool:
     return console.settings.with_login and session.user is None
 
 
-def _look(console: Console, session: Session, path: str, query: str, names: Mapping[str, str]) -> Look:
-    fields = dict(parse_qsl(query, keep_blank_values=True, max_num_fields=50))
+def _query(request: Request) -> str:
+    """Return a request's query as the browser wrote it; `request.url` would parse it together with the Host header."""
+    return str(request.scope["query_string"].decode("latin-1"))
+
+
+def _query_fields(query: str) -> dict[str, str]:
+    """Return the fields of a query.
+
+    Raises:
+        HTTPException: there are too many.
+    """
+    try:
+        return dict(parse_qsl(query, keep_blank_values=True, max_num_fields=MOST_QUERY_FIELDS))
+    except ValueError:
+        said = f"this address has more than {MOST_QUERY_FIELDS} fields; shorten it, or open the page from another one"
+        raise HTTPException(400, said) from None
+
+
+def _look(console: Console, session: Session, path: str, fields: Mapping[str, str], names: Mapping[str, str]) -> Look:
     return Look(console.view_of(session), session, fields, names, path, console.settings.read_only)
 
 
 def _page(console: Console, page: Callable[[Look], Page], request: Request) -> Response:
     session, new = _session(console, request)
     if _must_log_in(console, session):
-        query = f"?{request.url.query}" if request.url.query else ""
-        after = quote(f"{request.url.path}{query}", safe="/")
+        query = f"?{_query(request)}" if _query(request) else ""
+        after = quote(f"{request.scope['path']}{query}", safe="/")
         response: Response = RedirectResponse(f"/login?after={after}", 303)
         return _with_cookie(console, response, session) if new else response
-    look = _look(console, session, request.url.path, request.url.query, request.path_params)
+    look = _look(console, session, request.scope["path"], _query_fields(_query(request)), request.path_params)
     drawn = console.draw(look, page, "base.html")
     response = HTMLResponse(drawn.html, drawn.code)
     return _with_cookie(console, response, session) if new else response
@@ -364,8 +391,13 @@ def _lost(console: Console, request: Request, error: Exception) -> Response:
     session, _ = _session(console, request, use=False)
     if _must_log_in(console, session):
         return RedirectResponse("/login", 303)
-    drawn = console.draw(_look(console, session, request.url.path, "", {}), _no_page, "base.html")
+    drawn = console.draw(_look(console, session, request.scope["path"], {}, {}), _no_page, "base.html")
     return HTMLResponse(drawn.html, drawn.code)
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    """Answer after an exception that nothing expects. The server logs it with its traceback."""
+    return PlainTextResponse("the console failed to answer this request; its log says why", 500)
 
 
 def _no_page(look: Look) -> Page:
@@ -379,22 +411,29 @@ async def _form(request: Request) -> dict[str, str]:
     """Return the fields of a form.
 
     Raises:
-        InvalidRequestError: it is too large, or no form.
+        HTTPException: it is too large, or no form.
     """
-    body = b""
+    body = bytearray()
     async for chunk in request.stream():
         body += chunk
         if len(body) > MOST_FORM_BYTES:
-            raise InvalidRequestError(f"the form is larger than {size_text(MOST_FORM_BYTES)}; use the command line")
+            raise HTTPException(413, f"the form is larger than {size_text(MOST_FORM_BYTES)}; use the command line")
     try:
-        return dict(parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=200))
+        text = body.decode()
+    except UnicodeDecodeError:
+        raise HTTPException(400, "the body is not a form; it is not UTF-8") from None
+    try:
+        return dict(parse_qsl(text, keep_blank_values=True, max_num_fields=MOST_FORM_FIELDS))
     except ValueError:
-        raise InvalidRequestError("this is not a form") from None
+        raise HTTPException(400, f"the form has more than {MOST_FORM_FIELDS} fields; send fewer") from None
 
 
 def _inside(path: str) -> str:
     """Return a path of the console to go back to; anything else leads to the first page."""
-    parts = urlsplit(path)
+    try:
+        parts = urlsplit(path)
+    except ValueError:  # brackets that are no IPv6 address
+        return "/"
     safe = path.startswith("/") and not path.startswith(("//", "/\\")) and not parts.scheme and not parts.netloc
     return path if safe and path.isprintable() else "/"
 
@@ -472,10 +511,7 @@ async def _act(console: Console, request: Request) -> Response:
     name = request.path_params["action"]
     if _must_log_in(console, session):
         return RedirectResponse("/login", 303)
-    try:
-        fields = await _form(request)
-    except InvalidRequestError as error:
-        return PlainTextResponse(str(error), 413)
+    fields = await _form(request)
     if new or not session.may_post(fields.get("form_token", "")):
         return PlainTextResponse("this form does not come from a page of this session; load the page again", 403)
     if name not in ACTIONS:
@@ -502,19 +538,24 @@ async def _live(console: Console, request: Request) -> Response:
         return PlainTextResponse("the session has ended; load the page again", 401)
     if console.streams >= MOST_STREAMS:
         return PlainTextResponse("too many open pages; this one does not update itself", 503)
-    target = urlsplit(request.query_params.get("path", "/"))
+    fields = _query_fields(_query(request))
+    try:
+        target = urlsplit(fields.get("path", "/"))
+    except ValueError:
+        raise HTTPException(400, f"{fields['path']!r} is not the path of a page; load the page again") from None
+    target_fields = _query_fields(target.query)
     page, names = _find_page(target.path) or (_no_page, {})
 
     async def draw(layout: str) -> Drawn:
         def drawn() -> Drawn:
-            return console.draw(_look(console, session, target.path, target.query, names), page, layout, LIVE_S)
+            return console.draw(_look(console, session, target.path, target_fields, names), page, layout, LIVE_S)
 
         return await anyio.to_thread.run_sync(drawn, limiter=console.stream_threads)
 
     async def events() -> AsyncIterator[str]:
         console.streams += 1
         try:
-            whole = request.query_params.get("whole") == "1" and "last-event-id" not in request.headers
+            whole = fields.get("whole") == "1" and "last-event-id" not in request.headers
             last, until_s = None, time.monotonic() + STREAM_S
             yield "retry: 2000\n\n"
             while time.monotonic() < until_s and not await request.is_disconnected():

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import urlencode, urlsplit
 
 from raftlog.console.app import COOKIE, Server, Settings
-from raftlog.errors import ClusterAuthorizationFailed
+from raftlog.errors import AuthenticationFailed, ClusterAuthorizationFailed
 
 WAIT_S: Final = 60.0
 
@@ -69,6 +69,24 @@ class Silent:
         raise ClusterAuthorizationFailed("no")
 
 
+class Door:
+    """An admin client of brokers that know one user, `admin` with the password `right`, and refuse each request."""
+
+    def __init__(self, bootstrap: str, config: Mapping[str, Any]) -> None:
+        self.login = (config.get("sasl.username"), config.get("sasl.password"))
+
+    def close(self) -> None:
+        """Do nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        return self.answer
+
+    def answer(self, *_: Any, **__: Any) -> None:
+        if self.login != ("admin", "right"):
+            raise AuthenticationFailed("no")
+        raise ClusterAuthorizationFailed("no")
+
+
 class Reply(NamedTuple):
     """The console's response."""
 
@@ -102,6 +120,12 @@ class Client:
     def post(self, path: str, **fields: str) -> Reply:
         """Send a form, with the token of the last page unless `form_token` is given."""
         with self.sent("POST", path, None, **fields) as connection:
+            return self._reply(connection.getresponse())
+
+    def send(self, path: str, body: bytes) -> Reply:
+        """Post a body as it is, which may be no form."""
+        with closing(http.client.HTTPConnection(self.address, timeout=WAIT_S)) as connection:
+            connection.request("POST", path, body, {"Cookie": f"{COOKIE}={self.cookie}"} if self.cookie else {})
             return self._reply(connection.getresponse())
 
     @contextmanager

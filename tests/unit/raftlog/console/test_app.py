@@ -13,7 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Final, cast
+from urllib.parse import quote
 
 import grpc
 import pytest
@@ -21,7 +22,7 @@ import pytest
 from raftlog.console.app import COOKIE, MOST_FORM_BYTES, THREADS, Settings, _find_page, _inside, _sweep
 from raftlog.console.view import View
 from raftlog.testing import CertificateAuthority
-from tests.support.console import WAIT_S, Client, Silent, serve
+from tests.support.console import WAIT_S, Client, Door, Silent, serve
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +46,24 @@ def client(url: str) -> Client:
     return made
 
 
+@pytest.fixture
+def secured_url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A console with logins; `admin` has the password `right`, no other login is right."""
+    monkeypatch.setattr("raftlog.console.app.View", partial(View, make_admin=Door))  # type: ignore[arg-type] # a stand-in
+    with serve(Settings("127.0.0.1:1", with_login=True)) as address:
+        yield address
+
+
+@pytest.fixture
+def with_login(secured_url: str) -> Client:
+    """A browser in which admin has logged in."""
+    client = Client(secured_url)
+    client.get("/login")
+    assert client.post("/login", user="admin", password="right").code == 303
+    client.get("/create-topic")
+    return client
+
+
 def test_every_answer_has_the_security_headers(client: Client) -> None:
     for path in ("/create-topic", "/nothing", "/static/console.css"):
         headers = client.get(path).headers
@@ -66,6 +85,64 @@ def test_a_foreign_host_name_is_refused(url: str, host: str) -> None:
     reply = Client(url).get("/", {"Host": host})
     assert reply.code == 421
     assert "--allowed-host" in reply.text
+
+
+@pytest.mark.parametrize("host", ["[", "[::1", "a]b", "127.0.0.1:[", "[x]"])
+def test_a_malformed_host_name_is_refused(nowhere: str, url: str, host: str) -> None:
+    with serve(Settings(nowhere, hosts=())) as anywhere:
+        for address in (url, anywhere):
+            reply = Client(address).get("/login", {"Host": host})
+            assert (reply.code, reply.headers["x-frame-options"]) == (400, "DENY")
+            assert f"the Host header {host!r} is not a host name" in reply.text
+
+
+def test_a_failure_of_the_console_itself_is_answered_without_a_traceback(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise RuntimeError("a secret of the code")
+
+    monkeypatch.setattr("raftlog.console.app.Console.view_of", fail)
+    reply = client.get("/topics")
+    assert (reply.code, reply.headers["cache-control"]) == (500, "no-store")
+    assert reply.headers["content-security-policy"].startswith("default-src 'none'")
+    assert reply.text == "the console failed to answer this request; its log says why"
+
+
+FIELDS: Final = "&".join(f"a{number}=1" for number in range(300))
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        (f"/?{FIELDS}", "more than 50 fields"),
+        (f"/topics?{FIELDS}", "more than 50 fields"),
+        (f"/live?path=/%3F{quote(FIELDS)}", "more than 50 fields"),
+        (f"/live?{FIELDS}", "more than 50 fields"),
+        ("/live?path=//[", "is not the path of a page"),
+        ("/live?path=http://[::1", "is not the path of a page"),
+    ],
+)
+def test_an_address_that_no_page_has_is_refused(client: Client, path: str, says: str) -> None:
+    reply = client.get(path)
+    assert (reply.code, says in reply.text) == (400, True), reply.text
+
+
+def test_a_request_target_that_is_no_path_is_not_found(client: Client) -> None:
+    for target in ("[", "[/", "*"):
+        assert client.once(target).code == 404
+
+
+def test_a_body_that_is_no_form_is_refused(with_login: Client) -> None:
+    bodies = [
+        (b"\xff\xfe", 400, "not a form"),
+        (FIELDS.encode(), 400, "more than 200 fields"),
+        (b"a" * (3 << 20), 413, "larger than"),
+    ]
+    for path in ("/do/elect", "/login", "/logout"):
+        for body, code, says in bodies:
+            reply = with_login.send(path, body)
+            assert (reply.code, says in reply.text) == (code, True), (path, reply.text)
 
 
 @pytest.mark.parametrize("token", ["", "wrong", "schlüssel"])
@@ -105,7 +182,17 @@ def test_a_refused_form_says_what_is_missing(client: Client) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["//evil.example", "https://evil.example/", "/\\evil.example", "javascript:alert(1)", "", "/a\r\nb: c"]
+    "path",
+    [
+        "//evil.example",
+        "//[",
+        "http://[",
+        "https://evil.example/",
+        "/\\evil.example",
+        "javascript:alert(1)",
+        "",
+        "/a\r\nb: c",
+    ],
 )
 def test_no_redirect_leads_outside(path: str) -> None:
     assert _inside(path) == "/"
@@ -128,7 +215,8 @@ def test_a_console_with_logins_shows_nothing_before(nowhere: str) -> None:
         assert (reply.code, reply.headers["location"]) == (303, "/login?after=/topics%3Fq%3Da")
         assert client.get("/live?path=/").code == 401
         assert client.post("/do/elect", topic="orders").headers["location"] == "/login"
-        assert "Log in" in client.get("/login?after=//evil.example").text
+        for after in ("//evil.example", "//[", "http://["):
+            assert 'name="after" value="/"' in client.get(f"/login?after={after}").text
 
 
 def test_a_certificate_that_brokers_refuse_is_said_to_be_refused_at_once(
