@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
+from weakref import WeakValueDictionary
 
 import anyio
 import anyio.to_thread
@@ -140,6 +141,7 @@ class Console:
         self.stream_threads = anyio.CapacityLimiter(STREAM_THREADS)
         self.change_threads = anyio.CapacityLimiter(CHANGE_THREADS)
         self.login_threads = anyio.CapacityLimiter(LOGIN_THREADS)
+        self._login_turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._views: dict[str, View] = {}
         self._lock = threading.Lock()
         self.templates = _templates()
@@ -188,6 +190,13 @@ class Console:
             login = {"sasl.username": user, "sasl.password": secret}
         settings = {"client.id": "raftlog-console", **self.settings.client, **login}
         return View(self.settings.bootstrap, settings, secret=secret, on_close=lent.close)
+
+    def login_turn(self, user: str) -> asyncio.Lock:
+        """Return the lock under which logins of this name are tried, one after the other.
+
+        So that each knows how the earlier ones ended: of many at once, `TRIES` wrong ones are tried before the pause.
+        """
+        return self._login_turns.setdefault(user, asyncio.Lock())
 
     def log_in(self, session: Session, user: str, secret: str | Certificate) -> Session:
         """Return the session of a user, whose password or certificate a broker has checked.
@@ -460,14 +469,18 @@ async def _login(console: Console, request: Request) -> Response:
                 read = functools.partial(read_certificate, fields.get("certificate", ""), fields.get("passphrase", ""))
                 secret = await anyio.to_thread.run_sync(read, limiter=console.login_threads)
                 user = f"certificate {secret.name}"
-            if (pause_s := console.sessions.pause_s(user)) > 0:
-                raise InvalidRequestError(f"too many failed logins; try again in {pause_s:.0f} seconds")
             check = functools.partial(console.log_in, session, user, secret)
-            session = await anyio.to_thread.run_sync(check, limiter=console.login_threads)
+            async with console.login_turn(user):
+                if (pause_s := console.sessions.pause_s(user)) > 0:
+                    raise InvalidRequestError(f"too many failed logins; try again in {pause_s:.0f} seconds")
+                try:
+                    session = await anyio.to_thread.run_sync(check, limiter=console.login_threads)
+                except AuthorizationError:
+                    console.sessions.failed(user)
+                    raise
             audit.info("login by %s from %s", user, _address(request))
             return _with_cookie(console, RedirectResponse(_inside(after), 303), session)
         except AuthorizationError:
-            console.sessions.failed(user)
             audit.warning("login by %s from %s was refused", user, _address(request))
             problem, code = "brokers refuse it" if console.settings.certificates else "name or password is wrong", 401
         except InvalidRequestError as error:

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
-from typing import Any, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 from urllib.parse import urlencode, urlsplit
 
 from raftlog.console.app import COOKIE, Server, Settings
@@ -70,10 +70,21 @@ class Silent:
 
 
 class Door:
-    """An admin client of brokers that know one user, `admin` with the password `right`, and refuse each request."""
+    """An admin client of brokers that know one user, `admin` with the password `right`, and refuse each request.
+
+    `opens`: brokers answer to logins once it is set. `tried`: the passwords of the logins so far.
+    """
+
+    opens = threading.Event()
+    tried: ClassVar[list[str]] = []
 
     def __init__(self, bootstrap: str, config: Mapping[str, Any]) -> None:
         self.login = (config.get("sasl.username"), config.get("sasl.password"))
+
+    def describe_cluster(self) -> None:
+        self.tried.append(str(self.login[1]))
+        assert self.opens.wait(WAIT_S), f"the test did not let the brokers answer within {WAIT_S:g} s"
+        self.answer()
 
     def close(self) -> None:
         """Do nothing."""
@@ -115,18 +126,18 @@ class Client:
     def once(self, path: str, headers: Mapping[str, str] | None = None) -> Reply:
         """Ask for a page once."""
         with self.sent("GET", path, headers) as connection:
-            return self._reply(connection.getresponse())
+            return self.reply(connection.getresponse())
 
     def post(self, path: str, **fields: str) -> Reply:
         """Send a form, with the token of the last page unless `form_token` is given."""
         with self.sent("POST", path, None, **fields) as connection:
-            return self._reply(connection.getresponse())
+            return self.reply(connection.getresponse())
 
     def send(self, path: str, body: bytes) -> Reply:
         """Post a body as it is, which may be no form."""
         with closing(http.client.HTTPConnection(self.address, timeout=WAIT_S)) as connection:
             connection.request("POST", path, body, {"Cookie": f"{COOKIE}={self.cookie}"} if self.cookie else {})
-            return self._reply(connection.getresponse())
+            return self.reply(connection.getresponse())
 
     @contextmanager
     def sent(
@@ -141,7 +152,8 @@ class Client:
             connection.request(method, path, body, {**all_headers, **(headers or {})})
             yield connection
 
-    def _reply(self, answer: http.client.HTTPResponse) -> Reply:
+    def reply(self, answer: http.client.HTTPResponse) -> Reply:
+        """Read a response, and remember its cookie and the token of its form."""
         text = answer.read().decode()
         found = {name.lower(): value for name, value in answer.getheaders()}
         if (set_cookie := re.match(rf"{COOKIE}=([^;]*)", found.get("set-cookie", ""))) is not None:

@@ -19,10 +19,11 @@ from urllib.parse import quote
 import grpc
 import pytest
 
+from raftlog.console.access import TRIES
 from raftlog.console.app import COOKIE, MOST_FORM_BYTES, THREADS, Settings, _find_page, _inside, _sweep
 from raftlog.console.view import View
 from raftlog.testing import CertificateAuthority
-from tests.support.console import WAIT_S, Client, Door, Silent, serve
+from tests.support.console import WAIT_S, Client, Door, Reply, Silent, serve
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +51,8 @@ def client(url: str) -> Client:
 def secured_url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A console with logins; `admin` has the password `right`, no other login is right."""
     monkeypatch.setattr("raftlog.console.app.View", partial(View, make_admin=Door))  # type: ignore[arg-type] # a stand-in
+    Door.opens.set()
+    Door.tried.clear()
     with serve(Settings("127.0.0.1:1", with_login=True)) as address:
         yield address
 
@@ -217,6 +220,33 @@ def test_a_console_with_logins_shows_nothing_before(nowhere: str) -> None:
         assert client.post("/do/elect", topic="orders").headers["location"] == "/login"
         for after in ("//evil.example", "//[", "http://["):
             assert 'name="after" value="/"' in client.get(f"/login?after={after}").text
+
+
+def logins_at_once(url: str, passwords: list[str]) -> list[Reply]:
+    """Log in as admin with each of these passwords, while brokers answer to none before all were sent."""
+    Door.opens.clear()
+    with ExitStack() as opened:
+        waiting = []
+        for password in passwords:
+            client = Client(url)
+            client.get("/login")
+            sent = client.sent("POST", "/login", user="admin", password=password)
+            waiting.append((client, opened.enter_context(sent)))
+        Door.opens.set()
+        return [client.reply(connection.getresponse()) for client, connection in waiting]
+
+
+def test_of_many_wrong_logins_at_once_five_are_tried(secured_url: str) -> None:
+    replies = logins_at_once(secured_url, [f"guess {number}" for number in range(30)])
+    assert sorted(each.code for each in replies) == [400] * (30 - TRIES) + [401] * TRIES
+    assert len(Door.tried) == TRIES
+    assert all("too many failed logins" in each.text for each in replies if each.code == 400)
+
+
+@pytest.mark.parametrize("failed", [0, TRIES - 1])
+def test_a_user_may_log_in_from_several_tabs_at_once(secured_url: str, failed: int) -> None:
+    logins_at_once(secured_url, ["wrong"] * failed)
+    assert [each.code for each in logins_at_once(secured_url, ["right"] * 7)] == [303] * 7
 
 
 def test_a_certificate_that_brokers_refuse_is_said_to_be_refused_at_once(
