@@ -334,10 +334,9 @@ class _Guard:
 # Sessions and looks
 
 
-def _session(console: Console, request: Request, *, use: bool = True) -> tuple[Session, bool]:
-    """Return the browser's session, and whether it is new."""
-    found = console.sessions.find(request.cookies.get(COOKIE), use=use)
-    return (found, False) if found is not None else (console.sessions.begin(), True)
+def _find_session(console: Console, request: Request, *, use: bool = True) -> Session | None:
+    """Return the browser's session, if it has one. Only pages and the login page begin sessions."""
+    return console.sessions.find(request.cookies.get(COOKIE), use=use)
 
 
 def _with_cookie(console: Console, response: Response, session: Session) -> Response:
@@ -345,8 +344,8 @@ def _with_cookie(console: Console, response: Response, session: Session) -> Resp
     return response
 
 
-def _must_log_in(console: Console, session: Session) -> bool:
-    return console.settings.with_login and session.user is None
+def _must_log_in(console: Console, session: Session | None) -> bool:
+    return console.settings.with_login and (session is None or session.user is None)
 
 
 def _query(request: Request) -> str:
@@ -372,16 +371,16 @@ def _look(console: Console, session: Session, path: str, fields: Mapping[str, st
 
 
 def _page(console: Console, page: Callable[[Look], Page], request: Request) -> Response:
-    session, new = _session(console, request)
-    if _must_log_in(console, session):
+    found = _find_session(console, request)
+    if _must_log_in(console, found):
         query = f"?{_query(request)}" if _query(request) else ""
         after = quote(f"{request.scope['path']}{query}", safe="/")
-        response: Response = RedirectResponse(f"/login?after={after}", 303)
-        return _with_cookie(console, response, session) if new else response
+        return RedirectResponse(f"/login?after={after}", 303)
+    session = found or console.sessions.begin()
     look = _look(console, session, request.scope["path"], _query_fields(_query(request)), request.path_params)
     drawn = console.draw(look, page, "base.html")
     response = HTMLResponse(drawn.html, drawn.code)
-    return _with_cookie(console, response, session) if new else response
+    return response if found is not None else _with_cookie(console, response, session)
 
 
 def _problem_page(error: RaftlogError) -> tuple[Page, int]:
@@ -397,9 +396,10 @@ def _problem_page(error: RaftlogError) -> tuple[Page, int]:
 
 
 def _lost(console: Console, request: Request, error: Exception) -> Response:
-    session, _ = _session(console, request, use=False)
+    session = _find_session(console, request, use=False)
     if _must_log_in(console, session):
         return RedirectResponse("/login", 303)
+    session = session or Session("", "", 0.0)
     drawn = console.draw(_look(console, session, request.scope["path"], {}, {}), _no_page, "base.html")
     return HTMLResponse(drawn.html, drawn.code)
 
@@ -452,18 +452,19 @@ def _address(request: Request) -> str:
 
 
 async def _login(console: Console, request: Request) -> Response:
-    session, new = _session(console, request)
-    after, problem, user = request.query_params.get("after", "/"), "", ""
-    secret: str | Certificate = ""
     if not console.settings.with_login:
         return RedirectResponse("/", 303)
+    found = _find_session(console, request)
+    session = found or console.sessions.begin()
+    after, problem, user = request.query_params.get("after", "/"), "", ""
+    secret: str | Certificate = ""
     code = 200
     if request.method == "POST":
         try:
             fields = await _form(request)
             after, user = fields.get("after", "/"), fields.get("user", "").strip()
             secret = fields.get("password", "")
-            if new or not session.may_post(fields.get("form_token", "")):
+            if found is None or not session.may_post(fields.get("form_token", "")):
                 raise InvalidRequestError("the form was too old; try again")
             if console.settings.certificates:
                 read = functools.partial(read_certificate, fields.get("certificate", ""), fields.get("passphrase", ""))
@@ -509,23 +510,24 @@ async def _health(request: Request) -> Response:
 
 
 async def _logout(console: Console, request: Request) -> Response:
-    session, _ = _session(console, request)
-    fields = await _form(request)
-    if session.may_post(fields.get("form_token", "")):
-        console.sessions.end(session)
-        await run_in_threadpool(console.end_views)
+    session = _find_session(console, request)
+    if session is not None:
+        fields = await _form(request)
+        if session.may_post(fields.get("form_token", "")):
+            console.sessions.end(session)
+            await run_in_threadpool(console.end_views)
     response = RedirectResponse("/login" if console.settings.with_login else "/", 303)
     response.delete_cookie(COOKIE, path="/")
     return response
 
 
 async def _act(console: Console, request: Request) -> Response:
-    session, new = _session(console, request)
+    session = _find_session(console, request)
     name = request.path_params["action"]
     if _must_log_in(console, session):
         return RedirectResponse("/login", 303)
-    fields = await _form(request)
-    if new or not session.may_post(fields.get("form_token", "")):
+    fields = await _form(request) if session is not None else {}
+    if session is None or not session.may_post(fields.get("form_token", "")):
         return PlainTextResponse("this form does not come from a page of this session; load the page again", 403)
     if name not in ACTIONS:
         return PlainTextResponse(f"there is no action {name}", 404)
@@ -546,7 +548,7 @@ async def _act(console: Console, request: Request) -> Response:
 
 
 async def _live(console: Console, request: Request) -> Response:
-    session = console.sessions.find(request.cookies.get(COOKIE), use=False)
+    session = _find_session(console, request, use=False)
     if session is None or _must_log_in(console, session):
         return PlainTextResponse("the session has ended; load the page again", 401)
     if console.streams >= MOST_STREAMS:

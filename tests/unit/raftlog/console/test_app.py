@@ -249,6 +249,23 @@ def test_a_user_may_log_in_from_several_tabs_at_once(secured_url: str, failed: i
     assert [each.code for each in logins_at_once(secured_url, ["right"] * 7)] == [303] * 7
 
 
+def test_a_stranger_gets_a_session_from_the_login_page_only(secured_url: str) -> None:
+    for path in ("/topics", "/nothing", "/live?path=/", "/healthz"):
+        assert "set-cookie" not in Client(secured_url).get(path).headers
+    assert "set-cookie" not in Client(secured_url).send("/do/elect", b"").headers
+    stranger = Client(secured_url)
+    stranger.get("/login")
+    assert stranger.cookie
+
+
+def test_requests_without_a_session_begin_none(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    began: list[None] = []
+    monkeypatch.setattr("raftlog.console.access.Sessions.begin", lambda _: began.append(None))
+    for request in (partial(Client.send, path="/logout", body=b""), partial(Client.get, path="/nothing")):
+        assert request(Client(url)).code in (303, 404)
+    assert began == []
+
+
 def test_a_certificate_that_brokers_refuse_is_said_to_be_refused_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
