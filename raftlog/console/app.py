@@ -20,6 +20,8 @@ import functools
 import logging
 import os
 import secrets
+import socket
+import struct
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -36,17 +38,19 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Match, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from raftlog import __version__, _installed
 from raftlog._client.connections import CertificateRefused
+from raftlog._core.security.acls import MAX_USER_CHARACTERS
 from raftlog._core.words import counted
 from raftlog.cli.nodes.cluster import size_text
-from raftlog.console import messages
+from raftlog.console import certificate, messages
 from raftlog.console.access import Session, Sessions
 from raftlog.console.actions import ACTIONS, audit, perform
 from raftlog.console.certificate import Certificate, read_certificate
@@ -68,9 +72,21 @@ logger = logging.getLogger(__name__)
 
 COOKIE: Final = "raftlog_console"
 MOST_FORM_BYTES: Final = 2 << 20
+"""Of a change, such as a record to produce."""
+MOST_LOGIN_BYTES: Final = 64 << 10
+MOST_CERTIFICATE_LOGIN_BYTES: Final = 2 * certificate.MOST_BYTES
+"""Forms write some characters of a certificate, such as the ends of lines, as three bytes each."""
+MOST_LOGOUT_BYTES: Final = 1 << 10
+MOST_FORMS: Final = 16
+"""Forms of changes that are read at a time. Smaller forms are bounded by `MOST_CONNECTIONS`."""
 MOST_FORM_FIELDS: Final = 200
 MOST_QUERY_FIELDS: Final = 50
 MOST_STREAMS: Final = 200
+MOST_CONNECTIONS: Final = 512
+"""More than `MOST_STREAMS` by far, and half of the descriptors that a process usually may have. Beyond it a connection
+gives way that waits for its client."""
+CLIENT_S: Final = 30.0
+"""How long a client may take to send a request's head, or a form, or to make room for more of a response."""
 THREADS: Final = 8
 """For pages and files: a page holds its thread for `PAGE_S` and the time that it takes to draw."""
 STREAM_THREADS: Final = 6
@@ -138,6 +154,7 @@ class Console:
         self.settings = settings
         self.sessions = Sessions(now_s, lambda: secrets.token_urlsafe(32), settings.session_timeout_s)
         self.streams = 0
+        self.forms = 0
         self.stream_threads = anyio.CapacityLimiter(STREAM_THREADS)
         self.change_threads = anyio.CapacityLimiter(CHANGE_THREADS)
         self.login_threads = anyio.CapacityLimiter(LOGIN_THREADS)
@@ -416,17 +433,27 @@ def _no_page(look: Look) -> Page:
 # Logins and changes
 
 
-async def _form(request: Request) -> dict[str, str]:
+async def _form(request: Request, most_bytes: int) -> dict[str, str]:
     """Return the fields of a form.
 
     Raises:
-        HTTPException: it is too large, or no form.
+        HTTPException: it is too large, it did not come within `CLIENT_S`, or it is no form.
     """
+    too_large = HTTPException(413, f"the form is larger than {size_text(most_bytes)}; send less")
+    if int(request.headers.get("content-length", "0")) > most_bytes:  # h11 has checked that it is a number
+        raise too_large
     body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > MOST_FORM_BYTES:
-            raise HTTPException(413, f"the form is larger than {size_text(MOST_FORM_BYTES)}; use the command line")
+    try:
+        async with asyncio.timeout(CLIENT_S):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > most_bytes:
+                    raise too_large
+    except TimeoutError:
+        said = f"the form did not come within {CLIENT_S:g} seconds; send it again"
+        raise HTTPException(408, said, {"Connection": "close"}) from None
+    except ClientDisconnect:
+        raise HTTPException(400, "the form is incomplete; its client has gone away") from None
     try:
         text = body.decode()
     except UnicodeDecodeError:
@@ -461,12 +488,15 @@ async def _login(console: Console, request: Request) -> Response:
     code = 200
     if request.method == "POST":
         try:
-            fields = await _form(request)
+            by_certificate = console.settings.certificates
+            fields = await _form(request, MOST_CERTIFICATE_LOGIN_BYTES if by_certificate else MOST_LOGIN_BYTES)
             after, user = fields.get("after", "/"), fields.get("user", "").strip()
             secret = fields.get("password", "")
             if found is None or not session.may_post(fields.get("form_token", "")):
                 raise InvalidRequestError("the form was too old; try again")
-            if console.settings.certificates:
+            if len(user) > MAX_USER_CHARACTERS:
+                raise InvalidRequestError(f"a user's name has at most {MAX_USER_CHARACTERS} characters")
+            if by_certificate:
                 read = functools.partial(read_certificate, fields.get("certificate", ""), fields.get("passphrase", ""))
                 secret = await anyio.to_thread.run_sync(read, limiter=console.login_threads)
                 user = f"certificate {secret.name}"
@@ -512,7 +542,7 @@ async def _health(request: Request) -> Response:
 async def _logout(console: Console, request: Request) -> Response:
     session = _find_session(console, request)
     if session is not None:
-        fields = await _form(request)
+        fields = await _form(request, MOST_LOGOUT_BYTES)
         if session.may_post(fields.get("form_token", "")):
             console.sessions.end(session)
             await run_in_threadpool(console.end_views)
@@ -526,13 +556,22 @@ async def _act(console: Console, request: Request) -> Response:
     name = request.path_params["action"]
     if _must_log_in(console, session):
         return RedirectResponse("/login", 303)
-    fields = await _form(request) if session is not None else {}
-    if session is None or not session.may_post(fields.get("form_token", "")):
-        return PlainTextResponse("this form does not come from a page of this session; load the page again", 403)
+    foreign = PlainTextResponse("this form does not come from a page of this session; load the page again", 403)
+    if session is None:
+        return foreign
     if name not in ACTIONS:
         return PlainTextResponse(f"there is no action {name}", 404)
     if console.settings.read_only:
         return PlainTextResponse("this console is read-only", 403)
+    if console.forms >= MOST_FORMS:
+        return PlainTextResponse(f"the console is receiving {MOST_FORMS} other forms; send this one again soon", 503)
+    console.forms += 1
+    try:
+        fields = await _form(request, MOST_FORM_BYTES)
+    finally:
+        console.forms -= 1
+    if not session.may_post(fields.get("form_token", "")):
+        return foreign
     user = session.user or console.settings.acts_as or "the console's own user"
 
     def change() -> tuple[bool, str]:
@@ -684,6 +723,82 @@ def keep_memory_small() -> None:
     _installed.set_malloc_options(options)
 
 
+class Connection(H11Protocol):
+    """One connection of a browser, with bounds that uvicorn does not have.
+
+    It waits for its client before and between requests, and while a request's body is incomplete. Before and between
+    requests it waits `CLIENT_S` at most; `_form` bounds the time of a body. Beyond `MOST_CONNECTIONS` the connection
+    that has waited longest gives way to the new one, so that silent connections keep no browser out; if none waits, the
+    new one is closed. A client that makes no room for a response within `CLIENT_S` is disconnected.
+    """
+
+    _no_request: asyncio.TimerHandle | None = None
+    _unread: asyncio.TimerHandle | None = None
+    _waits_since_s = 0.0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn has it
+        """Count the connection, and make another one give way if there are too many."""
+        super().connection_made(transport)
+        self._wait_for_request()
+        if len(self.connections) > MOST_CONNECTIONS:
+            others = [each for each in self.connections if isinstance(each, Connection) and each is not self]
+            waiting = [each for each in others if each.waits_for_client]
+            gives_way = min(waiting, key=lambda each: each._waits_since_s, default=self)
+            self.connections.discard(gives_way)  # it is lost at the event loop's next turn only
+            gives_way._drop()
+
+    @property
+    def waits_for_client(self) -> bool:
+        """Whether no complete request is under way."""
+        return self.cycle is None or self.cycle.response_complete or self.cycle.more_body
+
+    def data_received(self, data: bytes) -> None:
+        """Take what the client has sent."""
+        super().data_received(data)
+        if self.cycle is not None and not self.cycle.response_complete:
+            _cancel(self._no_request)
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request, if it has not come already."""
+        super().on_response_complete()
+        if self.cycle.response_complete:
+            self._wait_for_request()
+
+    def pause_writing(self) -> None:
+        """Wait until the client has read."""
+        super().pause_writing()
+        _cancel(self._unread)
+        self._unread = self.loop.call_later(CLIENT_S, self._drop)
+
+    def resume_writing(self) -> None:
+        """Go on: the client has read."""
+        super().resume_writing()
+        _cancel(self._unread)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection."""
+        _cancel(self._no_request)
+        _cancel(self._unread)
+        super().connection_lost(exc)
+
+    def _drop(self) -> None:
+        """Close the connection at once; the kernel keeps no part of a response that the client does not read."""
+        at_once = struct.pack("ii", 1, 0)
+        with contextlib.suppress(OSError):  # it is closed already
+            self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, at_once)
+        self.transport.abort()
+
+    def _wait_for_request(self) -> None:
+        self._waits_since_s = self.loop.time()
+        _cancel(self._no_request)
+        self._no_request = self.loop.call_later(CLIENT_S, self._drop)
+
+
+def _cancel(timer: asyncio.TimerHandle | None) -> None:
+    if timer is not None:
+        timer.cancel()
+
+
 class Server(uvicorn.Server):
     """Serves a console until a signal. `announce` is called with its address once it listens."""
 
@@ -702,6 +817,7 @@ class Server(uvicorn.Server):
             ssl_keyfile=key,
             timeout_graceful_shutdown=2,
             proxy_headers=False,
+            http=Connection,
             ws="none",
         )
         super().__init__(config)

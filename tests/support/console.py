@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import http.client
 import re
+import select
+import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -81,7 +83,7 @@ class Door:
     def __init__(self, bootstrap: str, config: Mapping[str, Any]) -> None:
         self.login = (config.get("sasl.username"), config.get("sasl.password"))
 
-    def describe_cluster(self) -> None:
+    def describe_cluster(self, **_: Any) -> None:
         self.tried.append(str(self.login[1]))
         assert self.opens.wait(WAIT_S), f"the test did not let the brokers answer within {WAIT_S:g} s"
         self.answer()
@@ -96,6 +98,13 @@ class Door:
         if self.login != ("admin", "right"):
             raise AuthenticationFailed("no")
         raise ClusterAuthorizationFailed("no")
+
+
+def closed_by_server(connection: socket.socket) -> bool:
+    """Whether the server closes a connection, on which nothing is read, before the test loses patience."""
+    poll = select.poll()
+    poll.register(connection, select.POLLRDHUP)
+    return bool(poll.poll(WAIT_S * 1000))
 
 
 class Reply(NamedTuple):
@@ -138,6 +147,25 @@ class Client:
         with closing(http.client.HTTPConnection(self.address, timeout=WAIT_S)) as connection:
             connection.request("POST", path, body, {"Cookie": f"{COOKIE}={self.cookie}"} if self.cookie else {})
             return self.reply(connection.getresponse())
+
+    def send_head(self, path: str, length: int) -> Reply:
+        """Post a form of so many bytes, none of which are sent."""
+        with closing(http.client.HTTPConnection(self.address, timeout=WAIT_S)) as connection:
+            connection.putrequest("POST", path)
+            connection.putheader("Content-Length", str(length))
+            connection.endheaders()
+            return self.reply(connection.getresponse())
+
+    @contextmanager
+    def half_sent(self, path: str) -> Iterator[socket.socket]:
+        """Within the block, the console reads a form that this browser does not finish."""
+        host, port = self.address.split(":")
+        with socket.create_connection((host, int(port)), timeout=WAIT_S) as connection:
+            head = f"POST {path} HTTP/1.1\r\nHost: {host}\r\nCookie: {COOKIE}={self.cookie}\r\n"
+            connection.sendall(f"{head}Content-Length: 1000\r\nExpect: 100-continue\r\n\r\n".encode())
+            assert connection.recv(1000).startswith(b"HTTP/1.1 100 ")  # which says that it begins to read
+            connection.sendall(b"a=")
+            yield connection
 
     @contextmanager
     def sent(

@@ -8,22 +8,35 @@ import platform
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, cast
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import grpc
 import pytest
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
 
 from raftlog.console.access import TRIES
-from raftlog.console.app import COOKIE, MOST_FORM_BYTES, THREADS, Settings, _find_page, _inside, _sweep
+from raftlog.console.app import (
+    COOKIE,
+    MOST_FORM_BYTES,
+    MOST_LOGIN_BYTES,
+    MOST_LOGOUT_BYTES,
+    THREADS,
+    Settings,
+    _find_page,
+    _form,
+    _inside,
+    _sweep,
+)
 from raftlog.console.view import View
 from raftlog.testing import CertificateAuthority
-from tests.support.console import WAIT_S, Client, Door, Reply, Silent, serve
+from tests.support.console import WAIT_S, Client, Door, Reply, Silent, closed_by_server, serve
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +155,11 @@ def test_a_body_that_is_no_form_is_refused(with_login: Client) -> None:
         (FIELDS.encode(), 400, "more than 200 fields"),
         (b"a" * (3 << 20), 413, "larger than"),
     ]
-    for path in ("/do/elect", "/login", "/logout"):
+    assert (with_login.send("/logout", b"\xff\xfe").code, with_login.send("/logout", b"a" * (3 << 20)).code) == (
+        400,
+        413,
+    )
+    for path in ("/do/elect", "/login"):
         for body, code, says in bodies:
             reply = with_login.send(path, body)
             assert (reply.code, says in reply.text) == (code, True), (path, reply.text)
@@ -174,6 +191,127 @@ def test_unknown_actions_and_pages(client: Client) -> None:
 
 def test_a_form_that_is_too_large_is_cut_off(client: Client) -> None:
     assert client.post("/do/produce", topic="orders", value="x" * MOST_FORM_BYTES).code == 413
+
+
+def form_of(receive: Callable[[], Awaitable[dict[str, Any]]], most_bytes: int = 10, **headers: str) -> Any:
+    """Read a form whose parts `receive` gives."""
+    named = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+    scope = {"type": "http", "method": "POST", "path": "/login", "headers": named}
+    return _form(Request(scope, cast(Any, receive)), most_bytes)
+
+
+async def test_a_form_is_refused_by_its_length_before_it_is_read() -> None:
+    async def receive() -> dict[str, Any]:
+        raise AssertionError("it was read")
+
+    with pytest.raises(HTTPException, match="larger than 10 B") as raised:
+        await form_of(receive, content_length="11")
+    assert raised.value.status_code == 413
+
+
+async def test_a_form_without_a_length_is_read_up_to_its_bound() -> None:
+    parts = iter([b"a=123", b"4567", b"89"])
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": next(parts), "more_body": True}
+
+    with pytest.raises(HTTPException, match="larger than 10 B"):
+        await form_of(receive)
+
+
+async def test_a_form_has_to_come_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("raftlog.console.app.CLIENT_S", 0.01)
+
+    async def receive() -> dict[str, Any]:
+        return await asyncio.Future()
+
+    with pytest.raises(HTTPException, match=r"did not come within 0\.01 seconds") as raised:
+        await form_of(receive, content_length="10")
+    assert raised.value.status_code == 408
+
+
+async def test_a_client_that_goes_away_while_it_sends_a_form_is_no_failure_of_the_console() -> None:
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.disconnect"}
+
+    with pytest.raises(HTTPException, match="its client has gone away"):
+        await form_of(receive)
+
+
+def test_the_bound_of_a_form_depends_on_what_it_is_for(with_login: Client, secured_url: str) -> None:
+    for path, most_bytes in (
+        ("/login", MOST_LOGIN_BYTES),
+        ("/logout", MOST_LOGOUT_BYTES),
+        ("/do/elect", MOST_FORM_BYTES),
+    ):
+        assert with_login.send(path, b"a" * (most_bytes + 1)).code == 413, path
+    stranger = Client(secured_url)
+    for path in ("/do/elect", "/logout"):  # answered before the body, which never comes
+        assert stranger.send_head(path, length=1000).code == 303
+
+
+def test_a_change_without_a_session_is_refused_before_its_form_is_read(url: str) -> None:
+    assert Client(url).send_head("/do/elect", length=1000).code == 403
+
+
+def test_a_login_with_an_endless_name_is_not_tried(secured_url: str) -> None:
+    client = Client(secured_url)
+    client.get("/login")
+    reply = client.post("/login", user="x" * 256, password="right")
+    assert (reply.code, "at most 255 characters" in reply.text, Door.tried) == (400, True, [])
+
+
+def test_a_few_forms_of_changes_are_read_at_a_time(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("raftlog.console.app.MOST_FORMS", 1)
+    with client.half_sent("/do/elect"):
+        reply = client.post("/do/elect", topic="orders")
+        assert (reply.code, "send this one again soon" in reply.text) == (503, True)
+
+
+def connect(url: str) -> socket.socket:
+    host, port = urlsplit(url).netloc.split(":")
+    return socket.create_connection((host, int(port)), timeout=WAIT_S)
+
+
+def test_silent_connections_give_way(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = Client(url)
+    client.get("/create-topic")
+    monkeypatch.setattr("raftlog.console.app.MOST_CONNECTIONS", 3)
+    with client.half_sent("/logout") as half, connect(url) as silent, connect(url), connect(url), connect(url):
+        assert client.get("/static/console.css").code == 200
+        assert closed_by_server(half)
+        assert closed_by_server(silent)
+
+
+def test_a_connection_whose_request_is_under_way_does_not_give_way(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with client.sent("GET", "/live?path=/nothing") as stream:
+        reply = stream.getresponse()
+        assert reply.readline() == b"retry: 2000\n"
+        monkeypatch.setattr("raftlog.console.app.MOST_CONNECTIONS", 1)
+        with connect(f"http://{client.address}") as other:
+            assert closed_by_server(other)
+        assert b"\n" in reply.readline()
+
+
+def test_a_request_head_has_to_come_in_time(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("raftlog.console.app.CLIENT_S", 0.05)
+    for begun in (
+        b"",
+        b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n",
+        b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\nGET ",
+    ):
+        with connect(url) as connection:
+            connection.sendall(begun)
+            assert closed_by_server(connection)
+
+
+def test_a_client_that_reads_no_response_is_disconnected(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("raftlog.console.app.CLIENT_S", 0.05)
+    with connect(url) as connection, suppress(ConnectionError):
+        connection.sendall(b"GET /static/uplot.js HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n" * 500)
+        assert closed_by_server(connection)
 
 
 def test_a_refused_form_says_what_is_missing(client: Client) -> None:
