@@ -22,7 +22,8 @@ from typing import Final
 from raftlog.console.certificate import Certificate
 
 MOST_SESSIONS: Final = 10_000
-"""More than that: the one that was idle for the longest time ends."""
+"""Of users, and as many anonymous ones. Beyond it the one of its kind that was idle for the longest time ends, so that
+strangers, who may begin anonymous ones, end no user's."""
 TRIES: Final = 5
 """Failed logins of one name, after which further ones wait."""
 PAUSE_S: Final = 30.0
@@ -64,15 +65,16 @@ class Sessions:
         self._now_s = now_s
         self._make_token = make_token
         self._timeout_s = timeout_s
-        self._sessions: dict[str, Session] = {}
+        self._users: dict[str, Session] = {}  # of both, the longest idle one comes first
+        self._anonymous: dict[str, Session] = {}
         self._failures: dict[str, tuple[int, float]] = {}
 
     def __len__(self) -> int:
-        return len(self._sessions)
+        return len(self._users) + len(self._anonymous)
 
     def find(self, token: str | None, *, use: bool = True) -> Session | None:
         """Return the live session of a cookie. `use`: the person is there, so the idle time begins anew."""
-        found = self._sessions.get(token or "")
+        found = self._users.get(token or "") or self._anonymous.get(token or "")
         if found is None:
             return None
         if self._now_s() - found.used_s > self._timeout_s:
@@ -80,44 +82,40 @@ class Sessions:
             return None
         if use:
             found.used_s = self._now_s()
-            self._sessions[found.token] = self._sessions.pop(found.token)  # the longest idle one comes first
+            table = self._table(found)
+            table[found.token] = table.pop(found.token)
         return found
 
     def expire(self) -> None:
         """End the sessions that were idle for too long; `find` does so only for those whose browsers come back."""
-        for each in list(self._sessions.values()):
-            if self._now_s() - each.used_s <= self._timeout_s:
-                break  # the longest idle one comes first
-            self.end(each)
+        for table in (self._users, self._anonymous):
+            for each in list(table.values()):
+                if self._now_s() - each.used_s <= self._timeout_s:
+                    break
+                self.end(each)
 
     def logins(self) -> set[tuple[str, str | Certificate]]:
         """Return the name and the secret of each user with a session."""
         return {
             (each.user, each.secret)
-            for each in list(self._sessions.values())  # a thread does it; the event loop begins sessions meanwhile
+            for each in list(self._users.values())  # a thread does it; others log in meanwhile
             if each.user is not None and each.secret is not None
         }
 
     def begin(self) -> Session:
         """Return a new anonymous session."""
-        session = Session(self._make_token(), self._make_token(), self._now_s())
-        self._sessions[session.token] = session
-        while len(self._sessions) > MOST_SESSIONS:
-            self.end(next(iter(self._sessions.values())))
-        return session
+        return self._begin()
 
     def end(self, session: Session) -> None:
         """Forget a session and its secret."""
         session.secret = None
-        self._sessions.pop(session.token, None)
+        self._table(session).pop(session.token, None)
 
     def log_in(self, session: Session, user: str, secret: str | Certificate) -> Session:
         """Return the session of this user that takes the place of `session`. The caller has checked the secret."""
         self.end(session)
         self._failures.pop(user, None)
-        found = self.begin()
-        found.user, found.secret = user, secret
-        return found
+        return self._begin(user, secret)
 
     def pause_s(self, user: str) -> float:
         """Return how long the next login of this name has to wait after failed ones, 0: not at all."""
@@ -132,3 +130,14 @@ class Sessions:
         self._failures[user] = (failures + 1, self._now_s())
         while len(self._failures) > MOST_NAMES:
             del self._failures[next(iter(self._failures))]
+
+    def _begin(self, user: str | None = None, secret: str | Certificate | None = None) -> Session:
+        session = Session(self._make_token(), self._make_token(), self._now_s(), user, secret)
+        table = self._table(session)
+        table[session.token] = session
+        while len(table) > MOST_SESSIONS:
+            self.end(next(iter(table.values())))
+        return session
+
+    def _table(self, session: Session) -> dict[str, Session]:
+        return self._anonymous if session.user is None else self._users

@@ -20,13 +20,16 @@ import functools
 import logging
 import os
 import secrets
+import socket
+import struct
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, MutableMapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
+from weakref import WeakValueDictionary
 
 import anyio
 import anyio.to_thread
@@ -34,16 +37,20 @@ import jinja2
 import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
-from starlette.requests import Request
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Match, Mount, Route
 from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from raftlog import __version__, _installed
 from raftlog._client.connections import CertificateRefused
+from raftlog._core.security.acls import MAX_USER_CHARACTERS
 from raftlog._core.words import counted
 from raftlog.cli.nodes.cluster import size_text
-from raftlog.console import messages
+from raftlog.console import certificate, messages
 from raftlog.console.access import Session, Sessions
 from raftlog.console.actions import ACTIONS, audit, perform
 from raftlog.console.certificate import Certificate, read_certificate
@@ -65,7 +72,21 @@ logger = logging.getLogger(__name__)
 
 COOKIE: Final = "raftlog_console"
 MOST_FORM_BYTES: Final = 2 << 20
+"""Of a change, such as a record to produce."""
+MOST_LOGIN_BYTES: Final = 64 << 10
+MOST_CERTIFICATE_LOGIN_BYTES: Final = 2 * certificate.MOST_BYTES
+"""Forms write some characters of a certificate, such as the ends of lines, as three bytes each."""
+MOST_LOGOUT_BYTES: Final = 1 << 10
+MOST_FORMS: Final = 16
+"""Forms of changes that are read at a time. Smaller forms are bounded by `MOST_CONNECTIONS`."""
+MOST_FORM_FIELDS: Final = 200
+MOST_QUERY_FIELDS: Final = 50
 MOST_STREAMS: Final = 200
+MOST_CONNECTIONS: Final = 512
+"""More than `MOST_STREAMS` by far, and half of the descriptors that a process usually may have. Beyond it a connection
+gives way that waits for its client."""
+CLIENT_S: Final = 30.0
+"""How long a client may take to send a request's head, or a form, or to make room for more of a response."""
 THREADS: Final = 8
 """For pages and files: a page holds its thread for `PAGE_S` and the time that it takes to draw."""
 STREAM_THREADS: Final = 6
@@ -133,9 +154,11 @@ class Console:
         self.settings = settings
         self.sessions = Sessions(now_s, lambda: secrets.token_urlsafe(32), settings.session_timeout_s)
         self.streams = 0
+        self.forms = 0
         self.stream_threads = anyio.CapacityLimiter(STREAM_THREADS)
         self.change_threads = anyio.CapacityLimiter(CHANGE_THREADS)
         self.login_threads = anyio.CapacityLimiter(LOGIN_THREADS)
+        self._login_turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._views: dict[str, View] = {}
         self._lock = threading.Lock()
         self.templates = _templates()
@@ -184,6 +207,13 @@ class Console:
             login = {"sasl.username": user, "sasl.password": secret}
         settings = {"client.id": "raftlog-console", **self.settings.client, **login}
         return View(self.settings.bootstrap, settings, secret=secret, on_close=lent.close)
+
+    def login_turn(self, user: str) -> asyncio.Lock:
+        """Return the lock under which logins of this name are tried, one after the other.
+
+        So that each knows how the earlier ones ended: of many at once, `TRIES` wrong ones are tried before the pause.
+        """
+        return self._login_turns.setdefault(user, asyncio.Lock())
 
     def log_in(self, session: Session, user: str, secret: str | Certificate) -> Session:
         """Return the session of a user, whose password or certificate a broker has checked.
@@ -237,8 +267,8 @@ class Console:
             return Drawn(html, code, not hurry.ran_out)
 
 
-def create_app(settings: Settings) -> Starlette:
-    """Return the application."""
+def create_app(settings: Settings) -> ASGIApp:
+    """Return the application. All of its answers have the security headers, also those to its own failures."""
     console = Console(settings)
     static = str(files("raftlog.console") / "static")
 
@@ -263,10 +293,8 @@ def create_app(settings: Settings) -> Starlette:
     ]
     routes += [Route(path, functools.partial(_page, console, page), methods=["GET"]) for path, page in PAGES.items()]
 
-    app = Starlette(routes=routes, lifespan=lifespan, exception_handlers={404: functools.partial(_lost, console)})
-    app.state.console = console
-    app.add_middleware(_Guard, settings=settings)
-    return app
+    handlers: dict[Any, Any] = {404: functools.partial(_lost, console), Exception: _failed}
+    return _Guard(Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers), settings)
 
 
 async def _sweep(console: Console) -> None:
@@ -281,44 +309,51 @@ async def _sweep(console: Console) -> None:
 
 
 class _Guard:
-    """Refuses foreign host names (DNS rebinding) and adds the security headers. An ASGI middleware."""
+    """Refuses foreign host names (DNS rebinding) and adds the security headers.
 
-    def __init__(self, app: Any, settings: Settings) -> None:
+    It is around the whole application: Starlette answers to an exception outside of its own middleware.
+    """
+
+    def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app = app
         self._hosts = {host.lower() for host in settings.hosts}
         self._headers = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
         if settings.tls:
             self._headers.append((b"strict-transport-security", b"max-age=31536000"))
 
-    async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        named = dict(scope["headers"]).get(b"host", b"").decode("latin-1")
-        if self._hosts and (urlsplit(f"//{named}").hostname or "").lower() not in self._hosts:
-            refusal = PlainTextResponse(
-                f"this console is not served under the name {named!r}; allow it with --allowed-host", status_code=421
-            )
-            await refusal(scope, receive, send)
-            return
 
-        async def sending(message: MutableMapping[str, Any]) -> None:
+        async def sending(message: Message) -> None:
             if message["type"] == "http.response.start":
                 cached = scope["path"].startswith("/static/")
                 cache = b"public, max-age=3600" if cached else b"no-store"
                 message["headers"] = [*message["headers"], *self._headers, (b"cache-control", cache)]
             await send(message)
 
-        await self._app(scope, receive, sending)
+        refusal = self._refusal(dict(scope["headers"]).get(b"host", b"").decode("latin-1"))
+        await (refusal or self._app)(scope, receive, sending)
+
+    def _refusal(self, host: str) -> Response | None:
+        """Return the answer to a request with a Host header that is malformed or not allowed, None if it is allowed."""
+        try:
+            name = (urlsplit(f"//{host}").hostname or "").lower()
+        except ValueError:
+            return PlainTextResponse(f"the Host header {host!r} is not a host name; use the console's own", 400)
+        if self._hosts and name not in self._hosts:
+            said = f"this console is not served under the name {host!r}; allow it with --allowed-host"
+            return PlainTextResponse(said, 421)
+        return None
 
 
 # Sessions and looks
 
 
-def _session(console: Console, request: Request, *, use: bool = True) -> tuple[Session, bool]:
-    """Return the browser's session, and whether it is new."""
-    found = console.sessions.find(request.cookies.get(COOKIE), use=use)
-    return (found, False) if found is not None else (console.sessions.begin(), True)
+def _find_session(console: Console, request: Request, *, use: bool = True) -> Session | None:
+    """Return the browser's session, if it has one. Only pages and the login page begin sessions."""
+    return console.sessions.find(request.cookies.get(COOKIE), use=use)
 
 
 def _with_cookie(console: Console, response: Response, session: Session) -> Response:
@@ -326,26 +361,43 @@ def _with_cookie(console: Console, response: Response, session: Session) -> Resp
     return response
 
 
-def _must_log_in(console: Console, session: Session) -> bool:
-    return console.settings.with_login and session.user is None
+def _must_log_in(console: Console, session: Session | None) -> bool:
+    return console.settings.with_login and (session is None or session.user is None)
 
 
-def _look(console: Console, session: Session, path: str, query: str, names: Mapping[str, str]) -> Look:
-    fields = dict(parse_qsl(query, keep_blank_values=True, max_num_fields=50))
+def _query(request: Request) -> str:
+    """Return a request's query as the browser wrote it; `request.url` would parse it together with the Host header."""
+    return str(request.scope["query_string"].decode("latin-1"))
+
+
+def _query_fields(query: str) -> dict[str, str]:
+    """Return the fields of a query.
+
+    Raises:
+        HTTPException: there are too many.
+    """
+    try:
+        return dict(parse_qsl(query, keep_blank_values=True, max_num_fields=MOST_QUERY_FIELDS))
+    except ValueError:
+        said = f"this address has more than {MOST_QUERY_FIELDS} fields; shorten it, or open the page from another one"
+        raise HTTPException(400, said) from None
+
+
+def _look(console: Console, session: Session, path: str, fields: Mapping[str, str], names: Mapping[str, str]) -> Look:
     return Look(console.view_of(session), session, fields, names, path, console.settings.read_only)
 
 
 def _page(console: Console, page: Callable[[Look], Page], request: Request) -> Response:
-    session, new = _session(console, request)
-    if _must_log_in(console, session):
-        query = f"?{request.url.query}" if request.url.query else ""
-        after = quote(f"{request.url.path}{query}", safe="/")
-        response: Response = RedirectResponse(f"/login?after={after}", 303)
-        return _with_cookie(console, response, session) if new else response
-    look = _look(console, session, request.url.path, request.url.query, request.path_params)
+    found = _find_session(console, request)
+    if _must_log_in(console, found):
+        query = f"?{_query(request)}" if _query(request) else ""
+        after = quote(f"{request.scope['path']}{query}", safe="/")
+        return RedirectResponse(f"/login?after={after}", 303)
+    session = found or console.sessions.begin()
+    look = _look(console, session, request.scope["path"], _query_fields(_query(request)), request.path_params)
     drawn = console.draw(look, page, "base.html")
     response = HTMLResponse(drawn.html, drawn.code)
-    return _with_cookie(console, response, session) if new else response
+    return response if found is not None else _with_cookie(console, response, session)
 
 
 def _problem_page(error: RaftlogError) -> tuple[Page, int]:
@@ -361,11 +413,17 @@ def _problem_page(error: RaftlogError) -> tuple[Page, int]:
 
 
 def _lost(console: Console, request: Request, error: Exception) -> Response:
-    session, _ = _session(console, request, use=False)
+    session = _find_session(console, request, use=False)
     if _must_log_in(console, session):
         return RedirectResponse("/login", 303)
-    drawn = console.draw(_look(console, session, request.url.path, "", {}), _no_page, "base.html")
+    session = session or Session("", "", 0.0)
+    drawn = console.draw(_look(console, session, request.scope["path"], {}, {}), _no_page, "base.html")
     return HTMLResponse(drawn.html, drawn.code)
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    """Answer after an exception that nothing expects. The server logs it with its traceback."""
+    return PlainTextResponse("the console failed to answer this request; its log says why", 500)
 
 
 def _no_page(look: Look) -> Page:
@@ -375,26 +433,43 @@ def _no_page(look: Look) -> Page:
 # Logins and changes
 
 
-async def _form(request: Request) -> dict[str, str]:
+async def _form(request: Request, most_bytes: int) -> dict[str, str]:
     """Return the fields of a form.
 
     Raises:
-        InvalidRequestError: it is too large, or no form.
+        HTTPException: it is too large, it did not come within `CLIENT_S`, or it is no form.
     """
-    body = b""
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > MOST_FORM_BYTES:
-            raise InvalidRequestError(f"the form is larger than {size_text(MOST_FORM_BYTES)}; use the command line")
+    too_large = HTTPException(413, f"the form is larger than {size_text(most_bytes)}; send less")
+    if int(request.headers.get("content-length", "0")) > most_bytes:  # h11 has checked that it is a number
+        raise too_large
+    body = bytearray()
     try:
-        return dict(parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=200))
+        async with asyncio.timeout(CLIENT_S):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > most_bytes:
+                    raise too_large
+    except TimeoutError:
+        said = f"the form did not come within {CLIENT_S:g} seconds; send it again"
+        raise HTTPException(408, said, {"Connection": "close"}) from None
+    except ClientDisconnect:
+        raise HTTPException(400, "the form is incomplete; its client has gone away") from None
+    try:
+        text = body.decode()
+    except UnicodeDecodeError:
+        raise HTTPException(400, "the body is not a form; it is not UTF-8") from None
+    try:
+        return dict(parse_qsl(text, keep_blank_values=True, max_num_fields=MOST_FORM_FIELDS))
     except ValueError:
-        raise InvalidRequestError("this is not a form") from None
+        raise HTTPException(400, f"the form has more than {MOST_FORM_FIELDS} fields; send fewer") from None
 
 
 def _inside(path: str) -> str:
     """Return a path of the console to go back to; anything else leads to the first page."""
-    parts = urlsplit(path)
+    try:
+        parts = urlsplit(path)
+    except ValueError:  # brackets that are no IPv6 address
+        return "/"
     safe = path.startswith("/") and not path.startswith(("//", "/\\")) and not parts.scheme and not parts.netloc
     return path if safe and path.isprintable() else "/"
 
@@ -404,31 +479,39 @@ def _address(request: Request) -> str:
 
 
 async def _login(console: Console, request: Request) -> Response:
-    session, new = _session(console, request)
-    after, problem, user = request.query_params.get("after", "/"), "", ""
-    secret: str | Certificate = ""
     if not console.settings.with_login:
         return RedirectResponse("/", 303)
+    found = _find_session(console, request)
+    session = found or console.sessions.begin()
+    after, problem, user = request.query_params.get("after", "/"), "", ""
+    secret: str | Certificate = ""
     code = 200
     if request.method == "POST":
         try:
-            fields = await _form(request)
+            by_certificate = console.settings.certificates
+            fields = await _form(request, MOST_CERTIFICATE_LOGIN_BYTES if by_certificate else MOST_LOGIN_BYTES)
             after, user = fields.get("after", "/"), fields.get("user", "").strip()
             secret = fields.get("password", "")
-            if new or not session.may_post(fields.get("form_token", "")):
+            if found is None or not session.may_post(fields.get("form_token", "")):
                 raise InvalidRequestError("the form was too old; try again")
-            if console.settings.certificates:
+            if len(user) > MAX_USER_CHARACTERS:
+                raise InvalidRequestError(f"a user's name has at most {MAX_USER_CHARACTERS} characters")
+            if by_certificate:
                 read = functools.partial(read_certificate, fields.get("certificate", ""), fields.get("passphrase", ""))
                 secret = await anyio.to_thread.run_sync(read, limiter=console.login_threads)
                 user = f"certificate {secret.name}"
-            if (pause_s := console.sessions.pause_s(user)) > 0:
-                raise InvalidRequestError(f"too many failed logins; try again in {pause_s:.0f} seconds")
             check = functools.partial(console.log_in, session, user, secret)
-            session = await anyio.to_thread.run_sync(check, limiter=console.login_threads)
+            async with console.login_turn(user):
+                if (pause_s := console.sessions.pause_s(user)) > 0:
+                    raise InvalidRequestError(f"too many failed logins; try again in {pause_s:.0f} seconds")
+                try:
+                    session = await anyio.to_thread.run_sync(check, limiter=console.login_threads)
+                except AuthorizationError:
+                    console.sessions.failed(user)
+                    raise
             audit.info("login by %s from %s", user, _address(request))
             return _with_cookie(console, RedirectResponse(_inside(after), 303), session)
         except AuthorizationError:
-            console.sessions.failed(user)
             audit.warning("login by %s from %s was refused", user, _address(request))
             problem, code = "brokers refuse it" if console.settings.certificates else "name or password is wrong", 401
         except InvalidRequestError as error:
@@ -457,31 +540,38 @@ async def _health(request: Request) -> Response:
 
 
 async def _logout(console: Console, request: Request) -> Response:
-    session, _ = _session(console, request)
-    fields = await _form(request)
-    if session.may_post(fields.get("form_token", "")):
-        console.sessions.end(session)
-        await run_in_threadpool(console.end_views)
+    session = _find_session(console, request)
+    if session is not None:
+        fields = await _form(request, MOST_LOGOUT_BYTES)
+        if session.may_post(fields.get("form_token", "")):
+            console.sessions.end(session)
+            await run_in_threadpool(console.end_views)
     response = RedirectResponse("/login" if console.settings.with_login else "/", 303)
     response.delete_cookie(COOKIE, path="/")
     return response
 
 
 async def _act(console: Console, request: Request) -> Response:
-    session, new = _session(console, request)
+    session = _find_session(console, request)
     name = request.path_params["action"]
     if _must_log_in(console, session):
         return RedirectResponse("/login", 303)
-    try:
-        fields = await _form(request)
-    except InvalidRequestError as error:
-        return PlainTextResponse(str(error), 413)
-    if new or not session.may_post(fields.get("form_token", "")):
-        return PlainTextResponse("this form does not come from a page of this session; load the page again", 403)
+    foreign = PlainTextResponse("this form does not come from a page of this session; load the page again", 403)
+    if session is None:
+        return foreign
     if name not in ACTIONS:
         return PlainTextResponse(f"there is no action {name}", 404)
     if console.settings.read_only:
         return PlainTextResponse("this console is read-only", 403)
+    if console.forms >= MOST_FORMS:
+        return PlainTextResponse(f"the console is receiving {MOST_FORMS} other forms; send this one again soon", 503)
+    console.forms += 1
+    try:
+        fields = await _form(request, MOST_FORM_BYTES)
+    finally:
+        console.forms -= 1
+    if not session.may_post(fields.get("form_token", "")):
+        return foreign
     user = session.user or console.settings.acts_as or "the console's own user"
 
     def change() -> tuple[bool, str]:
@@ -497,24 +587,29 @@ async def _act(console: Console, request: Request) -> Response:
 
 
 async def _live(console: Console, request: Request) -> Response:
-    session = console.sessions.find(request.cookies.get(COOKIE), use=False)
+    session = _find_session(console, request, use=False)
     if session is None or _must_log_in(console, session):
         return PlainTextResponse("the session has ended; load the page again", 401)
     if console.streams >= MOST_STREAMS:
         return PlainTextResponse("too many open pages; this one does not update itself", 503)
-    target = urlsplit(request.query_params.get("path", "/"))
+    fields = _query_fields(_query(request))
+    try:
+        target = urlsplit(fields.get("path", "/"))
+    except ValueError:
+        raise HTTPException(400, f"{fields['path']!r} is not the path of a page; load the page again") from None
+    target_fields = _query_fields(target.query)
     page, names = _find_page(target.path) or (_no_page, {})
 
     async def draw(layout: str) -> Drawn:
         def drawn() -> Drawn:
-            return console.draw(_look(console, session, target.path, target.query, names), page, layout, LIVE_S)
+            return console.draw(_look(console, session, target.path, target_fields, names), page, layout, LIVE_S)
 
         return await anyio.to_thread.run_sync(drawn, limiter=console.stream_threads)
 
     async def events() -> AsyncIterator[str]:
         console.streams += 1
         try:
-            whole = request.query_params.get("whole") == "1" and "last-event-id" not in request.headers
+            whole = fields.get("whole") == "1" and "last-event-id" not in request.headers
             last, until_s = None, time.monotonic() + STREAM_S
             yield "retry: 2000\n\n"
             while time.monotonic() < until_s and not await request.is_disconnected():
@@ -628,6 +723,82 @@ def keep_memory_small() -> None:
     _installed.set_malloc_options(options)
 
 
+class Connection(H11Protocol):
+    """One connection of a browser, with bounds that uvicorn does not have.
+
+    It waits for its client before and between requests, and while a request's body is incomplete. Before and between
+    requests it waits `CLIENT_S` at most; `_form` bounds the time of a body. Beyond `MOST_CONNECTIONS` the connection
+    that has waited longest gives way to the new one, so that silent connections keep no browser out; if none waits, the
+    new one is closed. A client that makes no room for a response within `CLIENT_S` is disconnected.
+    """
+
+    _no_request: asyncio.TimerHandle | None = None
+    _unread: asyncio.TimerHandle | None = None
+    _waits_since_s = 0.0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn has it
+        """Count the connection, and make another one give way if there are too many."""
+        super().connection_made(transport)
+        self._wait_for_request()
+        if len(self.connections) > MOST_CONNECTIONS:
+            others = [each for each in self.connections if isinstance(each, Connection) and each is not self]
+            waiting = [each for each in others if each.waits_for_client]
+            gives_way = min(waiting, key=lambda each: each._waits_since_s, default=self)
+            self.connections.discard(gives_way)  # it is lost at the event loop's next turn only
+            gives_way._drop()
+
+    @property
+    def waits_for_client(self) -> bool:
+        """Whether no complete request is under way."""
+        return self.cycle is None or self.cycle.response_complete or self.cycle.more_body
+
+    def data_received(self, data: bytes) -> None:
+        """Take what the client has sent."""
+        super().data_received(data)
+        if self.cycle is not None and not self.cycle.response_complete:
+            _cancel(self._no_request)
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request, if it has not come already."""
+        super().on_response_complete()
+        if self.cycle.response_complete:
+            self._wait_for_request()
+
+    def pause_writing(self) -> None:
+        """Wait until the client has read."""
+        super().pause_writing()
+        _cancel(self._unread)
+        self._unread = self.loop.call_later(CLIENT_S, self._drop)
+
+    def resume_writing(self) -> None:
+        """Go on: the client has read."""
+        super().resume_writing()
+        _cancel(self._unread)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection."""
+        _cancel(self._no_request)
+        _cancel(self._unread)
+        super().connection_lost(exc)
+
+    def _drop(self) -> None:
+        """Close the connection at once; the kernel keeps no part of a response that the client does not read."""
+        at_once = struct.pack("ii", 1, 0)
+        with contextlib.suppress(OSError):  # it is closed already
+            self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, at_once)
+        self.transport.abort()
+
+    def _wait_for_request(self) -> None:
+        self._waits_since_s = self.loop.time()
+        _cancel(self._no_request)
+        self._no_request = self.loop.call_later(CLIENT_S, self._drop)
+
+
+def _cancel(timer: asyncio.TimerHandle | None) -> None:
+    if timer is not None:
+        timer.cancel()
+
+
 class Server(uvicorn.Server):
     """Serves a console until a signal. `announce` is called with its address once it listens."""
 
@@ -646,6 +817,7 @@ class Server(uvicorn.Server):
             ssl_keyfile=key,
             timeout_graceful_shutdown=2,
             proxy_headers=False,
+            http=Connection,
             ws="none",
         )
         super().__init__(config)

@@ -55,18 +55,19 @@ def test_a_login_ends_with_its_session_even_if_the_browser_never_comes_back() ->
     assert sessions.logins() == set()
 
 
-def test_sessions_may_begin_while_a_thread_looks_for_logins() -> None:
+def test_a_user_may_log_in_while_a_thread_looks_for_logins() -> None:
     sessions = make_sessions(Clock())
 
     class Watched(Session):
         def __getattribute__(self, name: str) -> Any:
             if name == "user":
-                sessions.begin()  # the event loop does it, between two steps of the thread
+                sessions.log_in(sessions.begin(), "ada", "secret")  # another thread does it, between two steps
             return super().__getattribute__(name)
 
     for _ in range(2):
         began = sessions.begin()
-        sessions._sessions[began.token] = Watched(began.token, began.form_token, 0.0)
+        sessions.end(began)
+        sessions._users[began.token] = Watched(began.token, began.form_token, 0.0)
     assert sessions.logins() == set()
     assert len(sessions) == 4
 
@@ -104,6 +105,18 @@ def test_the_number_of_sessions_is_bounded() -> None:
     assert len(sessions) == MOST_SESSIONS
     assert sessions.find(first.token) is first
     assert sessions.find(second.token) is None
+
+
+def test_anonymous_sessions_end_no_session_of_a_user() -> None:
+    sessions = make_sessions(Clock())
+    ada = sessions.log_in(sessions.begin(), "ada", "secret")
+    for _ in range(MOST_SESSIONS + 1):
+        sessions.begin()
+    assert sessions.find(ada.token) is ada
+    assert ada.secret == "secret"
+    for number in range(MOST_SESSIONS):
+        sessions.log_in(sessions.begin(), f"user {number}", "secret")
+    assert sessions.find(ada.token) is None
 
 
 def test_a_note_is_shown_once() -> None:
