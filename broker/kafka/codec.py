@@ -13,14 +13,15 @@ A message is a dict by field name. A field that a version lacks has its default 
 encoding. `records` are decoded to a `memoryview` of the request, not copied; every other value is a copy.
 
 Bounds: nothing is allocated for a length or count that the bytes left cannot hold, and a message holds at most
-MAX_ELEMENTS array elements, so a small frame cannot become a large object. Unknown tagged fields are skipped.
+MAX_ELEMENTS array elements, so a small frame cannot become a large object. Unknown tagged fields are skipped; a header
+or structure has at most MAX_TAGGED_FIELDS, which count as elements too.
 """
 
 from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
@@ -31,6 +32,8 @@ Fields: TypeAlias = dict[str, Any]
 
 MAX_ELEMENTS: Final = 100_000
 """Array elements of one message, of all arrays together."""
+MAX_TAGGED_FIELDS: Final = 16
+"""Of one structure, or of a header, where clients send none."""
 FOREVER: Final = 1 << 15
 _VARINT_BYTES: Final = 5
 
@@ -72,6 +75,15 @@ class Reader:
                     break
                 return value
         raise InvalidRequestError("the request has a length that is no varint of 32 bits")
+
+    def tagged_fields(self) -> Iterator[tuple[int, memoryview]]:
+        """Yield the tags and values of the tagged fields that begin here. Raises InvalidRequestError: too many."""
+        count = self.varint()
+        if count > MAX_TAGGED_FIELDS:
+            raise InvalidRequestError(f"a structure has {count} tagged fields, at most {MAX_TAGGED_FIELDS} are taken")
+        for _ in range(self.count(count)):
+            tag, size = self.varint(), self.varint()
+            yield tag, self.take(size)
 
     def count(self, count: int) -> int:
         """Return the number of an array's elements, checked. Raises InvalidRequestError, LargeMessage: too many."""
@@ -261,9 +273,7 @@ def _structure(fields: list[_Field], version: int, flexible: bool) -> tuple[Read
     readers = [(name, read) for name, _, read, _ in plain]
 
     def read_tagged(reader: Reader, found: Fields) -> None:
-        for _ in range(reader.count(reader.varint())):
-            tag, size = reader.varint(), reader.varint()
-            body = reader.take(size)
+        for tag, body in reader.tagged_fields():
             if tag in tagged:
                 name, _, read, _ = tagged[tag]
                 inner = Reader(body, most=reader.most)

@@ -789,16 +789,15 @@ def body_at(frame: bytes, *, flexible: bool) -> int:
     """Return where the body of a request begins, after the client id and the header's tagged fields.
 
     Raises:
-        InvalidRequestError: the header is cut short.
+        InvalidRequestError: the header is cut short, or has too many tagged fields.
     """
     (length,) = struct.unpack_from(">h", frame, _HEAD.size)
     reader = Reader(memoryview(frame), HEAD_BYTES)
     if length >= 0:
         reader.take(length)
     if flexible:
-        for _ in range(reader.count(reader.varint())):
-            reader.varint()
-            reader.take(reader.varint())
+        for _ in reader.tagged_fields():
+            pass
     return reader.at
 
 

@@ -22,7 +22,7 @@ from broker.config.config import BrokerConfig
 from broker.kafka import listener as module
 from broker.kafka import messages
 from broker.kafka.apis import PERMISSIONS
-from broker.kafka.codec import Fields
+from broker.kafka.codec import MAX_TAGGED_FIELDS, Fields, varint
 from broker.kafka.fetch import Fetch
 from broker.kafka.listener import KafkaListener
 from broker.kafka.produce import Produce
@@ -336,6 +336,23 @@ def test_a_stop_lets_answers_leave() -> None:
         await closing
         assert await client.is_closed()
         assert await idle.is_closed()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("count", [1, 16, 17, 8_000])
+def test_a_header_with_many_tagged_fields_closes_the_connection(count: int) -> None:
+    """Clients send none there; before a login, each would cost the event loop time."""
+
+    async def scenario(bed: Bed) -> None:
+        client = await bed.client()
+        request = struct.pack(">hhih", messages.API_VERSIONS, 3, 7, 1) + b"c"
+        request += varint(count) + (varint(5) + varint(0)) * count + b"\2a\2b\0"
+        client.writer.write(struct.pack(">i", len(request)) + request)
+        if count <= MAX_TAGGED_FIELDS:
+            assert await client.received() == 7
+        else:
+            assert await client.is_closed()
 
     run(scenario)
 
