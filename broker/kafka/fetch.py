@@ -14,9 +14,10 @@ what they change, and responses only partitions that have changed:
     an id, another epoch                 INVALID_FETCH_SESSION_EPOCH: the client begins another
     an id that is not known              FETCH_SESSION_ID_NOT_FOUND: likewise
 
-A session belongs to the principal that has opened it, and outlives its connection. There are at most MAX_SESSIONS with
-MAX_CACHED partitions together; a new one takes the place of the one that was unused for longest, if that is longer than
-EVICTION_S. Partitions whose records were sent go to the end of a session, so that all have their turn.
+A session belongs to the principal that has opened it, and outlives its connection. One has at most MAX_NAMED
+partitions; there are at most MAX_SESSIONS, with MAX_CACHED partitions together. A new one takes the place of the one
+that was unused for longest, if that is longer than EVICTION_S. Partitions whose records were sent go to the end of a
+session, so that all have their turn.
 
 Like `broker/partition/fetch_session.py`, nothing leaves without a valid lease.
 """
@@ -35,7 +36,7 @@ from typing import Any, Final
 
 from broker.kafka import errors
 from broker.kafka.codec import Fields
-from broker.kafka.parts import in_turns
+from broker.kafka.parts import MAX_NAMED, check_count, in_turns
 from broker.kafka.record_batches import to_kafka
 from broker.log.partition_log import ReadResult
 from broker.partition.fetch_session import readable_end
@@ -149,7 +150,9 @@ class Sessions:
 
         Raises:
             Refusal: the session is not known, or is at another epoch.
+            InvalidRequestError: too many partitions are named.
         """
+        check_count(sum(len(topic["partitions"]) for topic in request["topics"]), "partitions")
         by_id = version >= IDS_FROM
         session_id, epoch = request["session_id"], request["session_epoch"]
         known = self._sessions.get(session_id)
@@ -187,7 +190,7 @@ class Sessions:
                 else:
                     found.change(part)
         self._cached += len(session.parts) - before
-        if self._cached > MAX_CACHED:
+        if self._cached > MAX_CACHED or len(session.parts) > MAX_NAMED:
             self._end(session)
             raise Refusal(errors.FETCH_SESSION_ID_NOT_FOUND)
 
@@ -437,7 +440,7 @@ class _Attempt:
         """Turn what was read into the response."""
         takes_zstd = self._version >= ZSTD_FROM
         loop = asyncio.get_running_loop()
-        for wanted, answer, topic, partition, result, _ in self._read:
+        async for wanted, answer, topic, partition, result, _ in in_turns(self._read):
             try:
                 records: list[bytes] = []
                 aborted: list[Fields] | None = None

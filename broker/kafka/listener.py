@@ -514,7 +514,10 @@ class _Connection:
                         pieces.append(piece)
                 frame = b"".join(pieces)
                 pieces.clear()
-                await self._handle(key, version, correlation_id, frame)
+                try:
+                    await self._handle(key, version, correlation_id, frame)
+                except InvalidRequestError as error:
+                    raise _Closed(f"a request beyond a bound: {error}") from None
                 del frame  # an idle connection keeps no payload
             finally:
                 self.busy = False
@@ -597,10 +600,7 @@ class _Connection:
         else:
             if who.authorizer is not None and key not in PERMISSIONS:
                 raise _Closed(f"{api_name(key)} has no permissions declared, so it is refused: a bug of the broker")
-            try:
-                response, delay_ms = await self._charged(who, self._listener.handlers[key](body, version, who))
-            except InvalidRequestError as error:
-                raise _Closed(f"a request beyond a bound: {error}") from None
+            response, delay_ms = await self._charged(who, self._listener.handlers[key](body, version, who))
             if key in _NEVER_HELD:
                 delay_ms = 0.0
             self._mute(delay_ms, REQUEST_PERCENTAGE)

@@ -16,7 +16,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.kafka import messages
-from broker.kafka.codec import MAX_ELEMENTS, MAX_TAGGED_FIELDS, LargeMessage, Message, definitions, varint
+from broker.kafka.codec import (
+    MAX_ELEMENTS,
+    MAX_TAGGED_FIELDS,
+    MAX_WITH_REPLICAS,
+    LargeMessage,
+    Message,
+    definitions,
+    varint,
+)
 from broker.kafka.messages import REQUESTS, RESPONSES
 from raftlog.errors import InvalidRequestError
 
@@ -127,6 +135,20 @@ def test_a_message_has_a_bounded_number_of_elements() -> None:
     topics = struct.pack(">i", MAX_ELEMENTS + 1) + b"\0\0" * (MAX_ELEMENTS + 1)
     with pytest.raises(InvalidRequestError, match="split it"):
         METADATA.decode(memoryview(topics), 1)
+
+
+def test_only_requests_with_lists_of_replicas_have_more_elements() -> None:
+    more = {messages.CREATE_TOPICS, messages.CREATE_PARTITIONS, messages.ALTER_PARTITION_REASSIGNMENTS}
+    assert {key for key, each in REQUESTS.items() if each.max_elements > MAX_ELEMENTS} == more
+    message = REQUESTS[messages.CREATE_PARTITIONS]
+    count = MAX_WITH_REPLICAS
+    for claimed in (count, count + 1):
+        topics = struct.pack(">i", claimed) + (b"\0\0" + struct.pack(">ii", 1, -1)) * claimed + bytes(5)
+        if claimed == count:
+            assert len(message.decode(memoryview(topics), 0)["topics"]) == count
+        else:
+            with pytest.raises(InvalidRequestError, match="100000 array elements"):
+                message.decode(memoryview(topics), 0)
 
 
 def test_a_long_array_in_a_tagged_field_is_as_large_as_any_other() -> None:
