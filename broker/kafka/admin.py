@@ -16,7 +16,7 @@ from broker.kafka import errors
 from broker.kafka import messages as api
 from broker.kafka.apis import Apis, Handler, Services, config_value, each_of, failed, partition_fields
 from broker.kafka.codec import Fields
-from broker.kafka.parts import by_topic, in_turns, once, parts_of
+from broker.kafka.parts import by_topic, check_count, in_turns, once, parts_of
 from broker.net.services.admin import MAX_REASSIGNMENTS
 from broker.security.caller import Caller, Decisions
 from raftlog._core.words import shown
@@ -435,6 +435,7 @@ class AdminApis:
         }
 
     async def _describe_topic_partitions(self, request: Fields, version: int, who: Caller) -> Fields:
+        check_count(len(request["topics"]), "topics")
         image, cursor = self._image(), request["cursor"]
         room = max(1, min(request["response_partition_limit"], MAX_PARTITIONS))
         describes = Decisions.of(who, Acl.DESCRIBE, Acl.TOPIC, log=bool(request["topics"]))

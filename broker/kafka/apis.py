@@ -232,6 +232,7 @@ class Apis:
         if named is None or (version == 0 and not named):
             topics = await self._all_topics(image, who)
         else:
+            check_count(len(named), "topics")
             each_once = await once(named, lambda topic: (topic["name"], topic["topic_id"]))
             topics = []
             async for topic in in_turns((self._named_topic(image, each, who) for each in each_once), weight=_parts_in):

@@ -14,6 +14,9 @@ Bounds, so that no client harms another:
   most MAX_LARGE_BYTES; beyond that, connections wait.
 - A connection has FRAME_S for the rest of a frame that it has begun, RESPONSE_S to take a response, FIRST_S for its
   first request, and connections.max.idle.ms between two.
+- Requests of more than ON_LOOP_ELEMENTS, and those whose responses may be long, together hold MAX_ELEMENTS_UNDER_WAY
+  from before they are decoded until their responses have left, each user its share (`Room`). A question whose client
+  goes meanwhile is given up.
 - The limits of `ConnectionLimits` (broker/net/connections.py).
 - Where clients have to authenticate, few connections at a time have not done so yet, of one network and of all: the
   oldest gives way (`Newcomers`). They have connection.login.timeout.ms, a handful of small requests, and no other API
@@ -66,11 +69,13 @@ from broker.net.interceptors import Rarely
 from broker.net.services.security import SecurityService
 from broker.observability.counters import MTLS, Counters
 from broker.quotas.manager import LOOK_AGAIN_MS, MAX_CLIENT_ID, Measured, QuotaManager, whole_ms
+from broker.quotas.room import Hold, Room
 from broker.replicas.replica_manager import ReplicaManager
+from broker.security.audit import network_of
 from broker.security.caller import Caller, caller
 from broker.security.identify import MAX_STRANGERS_OF_NETWORK, Login
 from broker.server.lease import Lease
-from raftlog._core.security.acls import canonical_host
+from raftlog._core.security.acls import ANONYMOUS, canonical_host
 from raftlog.errors import BrokerUnavailable, InvalidRequestError
 from raftmeta.image import MetadataImage
 from raftmeta.quotas import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, REQUEST_PERCENTAGE
@@ -85,6 +90,10 @@ LARGE_BYTES: Final = 64 << 10
 PIECE_BYTES: Final = 64 << 10
 ON_LOOP_ELEMENTS: Final = 1_000
 """What is read or written in a few milliseconds; larger requests and responses are in a thread, one at a time."""
+MAX_ELEMENTS_UNDER_WAY: Final = 200_000
+"""Of all requests that are being read and answered; a topic without partitions takes half a kilobyte in a response."""
+LISTED_ELEMENTS: Final = 5_000
+"""What the response of an API that lists things is taken for before it is there."""
 MAX_UNANSWERED: Final = 64
 """Produces of one connection whose responses have not left."""
 FIRST_S: Final = 30.0
@@ -108,6 +117,35 @@ _NEVER_HELD: Final = frozenset(
 _GO_ON: Final = _NEVER_HELD | {api.PRODUCE, api.FETCH, api.OFFSET_COMMIT}
 """Served on connections that a user has when it is shut out: to clients of raftlog these are messages of streams that
 are open, which go on (ADR 0043). The first request of a connection is none of these."""
+
+_LISTS: Final = frozenset(
+    {
+        api.METADATA,
+        api.OFFSET_FETCH,
+        api.LIST_GROUPS,
+        api.DESCRIBE_GROUPS,
+        api.CONSUMER_GROUP_DESCRIBE,
+        api.DESCRIBE_CONFIGS,
+        api.DESCRIBE_LOG_DIRS,
+        api.DESCRIBE_ACLS,
+        api.DESCRIBE_CLIENT_QUOTAS,
+        api.DESCRIBE_USER_SCRAM_CREDENTIALS,
+        api.DESCRIBE_TOPIC_PARTITIONS,
+        api.LIST_PARTITION_REASSIGNMENTS,
+        api.LIST_TRANSACTIONS,
+    }
+)
+"""Their responses may be long where the requests are short."""
+_QUESTIONS: Final = _LISTS | {
+    api.LIST_OFFSETS,
+    api.OFFSET_FOR_LEADER_EPOCH,
+    api.FIND_COORDINATOR,
+    api.DESCRIBE_CLUSTER,
+    api.DESCRIBE_PRODUCERS,
+    api.DESCRIBE_QUORUM,
+    api.DESCRIBE_TRANSACTIONS,
+}
+"""They change nothing, so they are given up when the client has gone."""
 
 _NO_CERTIFICATE: Final = frozenset({"CERTIFICATE_VERIFY_FAILED", "PEER_DID_NOT_RETURN_A_CERTIFICATE"})
 """OpenSSL's reasons for which a handshake fails because of the client's certificate; raised only if one is required."""
@@ -190,6 +228,7 @@ class KafkaListener:
         """One for each connection, from its first moment."""
         self._connections: set[_Connection] = set()
         """Those behind their TLS handshake."""
+        self.elements = Room(MAX_ELEMENTS_UNDER_WAY)
         self._converting = asyncio.Lock()
         self._logged = Rarely()
         offered = {*handlers, api.PRODUCE, api.FETCH, api.SASL_HANDSHAKE, api.SASL_AUTHENTICATE}
@@ -245,10 +284,32 @@ class KafkaListener:
                 extra={"event": "kafka_disconnected", "host": host, "reason": why},
             )
 
-    async def beside(self, convert: Callable[..., T], *arguments: Any) -> T:
-        """Read a large request, or write a large response, beside the event loop; one at a time."""
+    def tell_of_user(self, name: str, host: str, why: str) -> None:
+        """Log why a connection was closed, once a minute for each user and reason."""
+        if self._logged.may_log(("user", name, why), 1_000 * time.monotonic()):
+            logger.warning(
+                "a Kafka client was disconnected",
+                extra={"event": "kafka_disconnected", "host": host, "of": name, "reason": why},
+            )
+
+    async def beside(self, convert: Callable[..., T], *arguments: Any) -> tuple[T, float]:
+        """Read a large request, or write a large response, beside the event loop; one at a time.
+
+        Return it, and how many ms of CPU time that took.
+        """
+
+        def measured() -> tuple[T, float]:
+            begun_s = time.thread_time()
+            converted = convert(*arguments)
+            return converted, (time.thread_time() - begun_s) * 1_000
+
         async with self._converting:
-            return await asyncio.to_thread(convert, *arguments)
+            converting = asyncio.ensure_future(asyncio.to_thread(measured))
+            try:
+                return await asyncio.shield(converting)
+            except asyncio.CancelledError:
+                await asyncio.wait([converting])  # no thread can be cancelled, and there is to be one
+                raise
 
     async def _accept(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -418,6 +479,12 @@ class _Connection:
         self._left = asyncio.Event()
         self.busy = False
         """Whether a request is being read or served."""
+        self._unpaid_ms = 0.0
+        """How long requests and responses took to convert, which is charged with the next request."""
+        self._holds: list[Hold] = []
+        """What the request that is being served holds."""
+        self._is_question = False
+        """Whether what is being done is of no use once the client has gone."""
         self._is_new = True
         """Whether the client has not sent a request yet."""
 
@@ -461,16 +528,35 @@ class _Connection:
         """Serve until the client goes, or breaks a rule."""
         caller.set(self._session.who)
         tasks = [asyncio.ensure_future(self._read()), asyncio.ensure_future(self._write_owed())]
+        gone = asyncio.ensure_future(self._writer.wait_closed())
+        gone.add_done_callback(lambda done: self._on_gone(done, tasks[0]))
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
         finally:
-            for task in tasks:
+            for task in (*tasks, gone):
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(*tasks, gone, return_exceptions=True)
             self._listener.counters.produces_unanswered -= len(self._owed)
             self._owed.clear()
+
+    def _on_gone(self, gone: asyncio.Future[None], reading: asyncio.Future[None]) -> None:
+        """Give up a question whose client has closed the connection, or has lost it."""
+        if not gone.cancelled():
+            gone.exception()  # else asyncio logs it
+            if self._is_question:
+                reading.cancel()
+
+    def _give_way(self, why: str) -> None:
+        self._listener.tell_of_user(self._share, self._client.host, why)
+        self._writer.transport.abort()
+
+    @property
+    def _share(self) -> str:
+        """The name of whose share of what all connections have this client takes."""
+        who = self._client
+        return network_of(who.host) if who.principal == ANONYMOUS else who.principal
 
     # Requests
 
@@ -522,6 +608,10 @@ class _Connection:
             finally:
                 self.busy = False
                 self._left.set()
+                self._is_question = False
+                for hold in self._holds:
+                    hold.give()
+                self._holds.clear()
                 if taken:
                     self._listener.room.give(taken)
 
@@ -569,12 +659,23 @@ class _Connection:
             self._count_call(self._client)
             await self._respond(key, 0, correlation_id, api_versions(errors.UNSUPPORTED_VERSION), begun_s)
             return
+        self._note_client(client_id_of(frame))
+        self._is_question = key in _QUESTIONS
         try:
             at = body_at(frame, flexible=request.is_flexible(version))
+            if key in _LISTS:
+                await self._all_left(0)
+                await self._hold_elements(max(LISTED_ELEMENTS, min(len(frame), request.max_elements)))
+            begun_decoding_s = time.monotonic()
             try:
                 body = request.decode(memoryview(frame), version, at, ON_LOOP_ELEMENTS)
             except LargeMessage:
-                body = await self._listener.beside(request.decode, memoryview(frame), version, at)
+                if key not in _LISTS:
+                    await self._hold_elements(min(len(frame), request.max_elements))
+                body, took_ms = await self._listener.beside(request.decode, memoryview(frame), version, at)
+                self._unpaid_ms += took_ms
+            else:
+                self._unpaid_ms += (time.monotonic() - begun_decoding_s) * 1_000
         except InvalidRequestError as error:
             raise _Closed(f"a malformed request: {error}") from None
         body["client_id"] = client_id_of(frame)
@@ -610,6 +711,10 @@ class _Connection:
         await self._respond(key, version, correlation_id, response, begun_s)
         if self._session.closing:
             raise _Closed(self._session.closing)
+
+    async def _hold_elements(self, count: int) -> None:
+        """Wait until so many elements of this request may be under way."""
+        self._holds.append(await self._listener.elements.take(self._share, count))
 
     async def _produce(self, body: Fields, size_bytes: int, version: int, correlation_id: int, begun_s: float) -> None:
         try:
@@ -653,7 +758,7 @@ class _Connection:
         return delay_ms
 
     async def _charged(self, who: Caller, work: Awaitable[T]) -> tuple[T, float]:
-        """Await the work of a request, and charge the time of the event loop that it takes.
+        """Await the work of a request, and charge the time of the event loop that it takes, and of conversions before.
 
         Return its result, and for how many ms the client is to be held.
         """
@@ -664,7 +769,8 @@ class _Connection:
         try:
             result = await measured
         finally:
-            delay_ms = quotas.worked(who, measured.meter.ms)
+            delay_ms = quotas.worked(who, measured.meter.ms + self._unpaid_ms)
+            self._unpaid_ms = 0.0
         return result, delay_ms
 
     def _charge_fetch(self, response: Fields, for_time_ms: float) -> None:
@@ -727,17 +833,25 @@ class _Connection:
     async def _respond(self, key: int, version: int, correlation_id: int, response: Fields, begun_s: float) -> None:
         message = RESPONSES[key]
         if key != api.FETCH and is_large(response):  # whose elements are pieces of a log, written as they are
-            pieces = await self._listener.beside(message.encode, response, version)
+            pieces, took_ms = await self._listener.beside(message.encode, response, version)
+            self._unpaid_ms += took_ms
         else:
             pieces = message.encode(response, version)
         if message.is_flexible(version) and key != api.API_VERSIONS:  # whose header a client reads before it knows
             pieces.insert(0, b"\0")
         size = sum(map(len, pieces)) + 4
         self._writer.write(b"".join((_FRONT.pack(size, correlation_id), *pieces)))
+        for hold in self._holds:
+            hold.watch(
+                self._taken, lambda: self._give_way("a response that the client does not take, while others wait")
+            )
         async with asyncio.timeout(RESPONSE_S):
             await self._writer.drain()
         self._mute(response.get("throttle_time_ms", 0))
         self._count(key, response, begun_s)
+
+    def _taken(self) -> int:
+        return -self._writer.transport.get_write_buffer_size()
 
     def _mute(self, delay_ms: float, quota: str = "") -> None:
         """Read nothing from the client for so long: it is told, and may not obey (KIP-219).

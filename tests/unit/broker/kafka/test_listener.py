@@ -33,6 +33,7 @@ from broker.net.revocation import RevocationLists
 from broker.net.tls import KafkaContexts, NodeTls
 from broker.observability.counters import Counters
 from broker.quotas.manager import QuotaManager
+from broker.quotas.room import Room
 from broker.security.caller import Caller
 from broker.security.client_listener import ClientSecurity
 from broker.server.lease import Wake
@@ -97,12 +98,14 @@ class Client:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self.writer = writer
+        self.client_id = b"c"
         self.body = b""
         """Of the last response."""
 
     def send(self, key: int, version: int, correlation_id: int, request: Fields) -> None:
         body = b"".join(messages.REQUESTS[key].encode(request, version))
-        self.writer.write(struct.pack(">ihhih", len(body) + 11, key, version, correlation_id, 1) + b"c" + body)
+        size, name = len(body) + 10 + len(self.client_id), self.client_id
+        self.writer.write(struct.pack(">ihhih", size, key, version, correlation_id, len(name)) + name + body)
 
     def produce(self, correlation_id: int) -> None:
         self.send(messages.PRODUCE, 8, correlation_id, {"acks": -1, "topic_data": []})
@@ -308,6 +311,80 @@ def test_large_requests_and_responses_leave_the_event_loop_alone(monkeypatch: py
 
     run(scenario)
     assert on_loop == [topics == 10] * 2
+
+
+def users_by_client_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each client id has a share of its own, as each user has."""
+    monkeypatch.setattr(module._Connection, "_share", property(lambda connection: connection._client.client_id))
+
+
+def test_large_requests_of_one_user_leave_room_for_those_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user without permissions could have 30 requests with 100,000 names each answered at a time."""
+    users_by_client_id(monkeypatch)
+    begun: list[str] = []
+    may_go_on = asyncio.Event()
+
+    async def slow(request: Fields, version: int, who: Caller) -> Fields:
+        begun.append(request["client_id"])
+        await may_go_on.wait()
+        return {"brokers": [], "topics": []}
+
+    async def scenario(bed: Bed) -> None:
+        bed.listener.elements = room = Room(4 * module.LISTED_ELEMENTS)
+        monkeypatch.setitem(cast(Any, bed.listener.handlers), messages.METADATA, slow)
+        clients = [await bed.client() for _ in range(3)]
+        clients[2].client_id = b"other"
+        for client in clients[:2]:
+            client.send(messages.METADATA, 1, 1, {"topics": [{"name": "t"}] * 2_000})
+        await until(lambda: room.waiting == 1)
+        clients[2].send(messages.METADATA, 1, 1, {"topics": None})
+        await until(lambda: sorted(begun) == ["c", "other"])
+        await asyncio.sleep(0.02)
+        assert len(begun) == 2
+        may_go_on.set()
+        for client in clients:
+            assert await client.received() == 1
+        await until(lambda: room.free == 4 * module.LISTED_ELEMENTS)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("key", "goes_on"), [(messages.OFFSET_FOR_LEADER_EPOCH, False), (messages.DELETE_TOPICS, True)]
+)
+def test_a_question_is_given_up_when_its_client_has_gone(
+    monkeypatch: pytest.MonkeyPatch, key: int, goes_on: bool
+) -> None:
+    begun, over = asyncio.Event(), asyncio.Event()
+    may_go_on = asyncio.Event()
+    finished = False
+
+    async def slow(request: Fields, version: int, who: Caller) -> Fields:
+        nonlocal finished
+        try:
+            begun.set()
+            await may_go_on.wait()
+            finished = True
+        finally:
+            over.set()
+        return {}
+
+    async def scenario(bed: Bed) -> None:
+        monkeypatch.setitem(cast(Any, bed.listener.handlers), key, slow)
+        client = await bed.client()
+        client.send(key, 2, 1, {"topic_names": [], "timeout_ms": 1, "topics": []})
+        await begun.wait()
+        client.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        client.writer.transport.abort()
+        if goes_on:
+            await asyncio.sleep(0.02)
+            assert not over.is_set()
+            may_go_on.set()
+        await over.wait()
+        assert finished == goes_on
+        await until(lambda: bed.listener.connections == 0)
+
+    run(scenario)
 
 
 def test_connections_are_limited() -> None:

@@ -212,6 +212,13 @@ async def test_a_request_names_a_bounded_number_of_partitions(key: int) -> None:
         await handlers(known("t"))[key]({"topics": topics, "isolation_level": 0}, 1, Caller())
 
 
+@pytest.mark.parametrize("key", [messages.METADATA, messages.DESCRIBE_TOPIC_PARTITIONS])
+async def test_a_request_names_a_bounded_number_of_topics(key: int) -> None:
+    topics = [{"name": f"t{each}", "topic_id": bytes(16)} for each in range(MAX_NAMED + 1)]
+    with pytest.raises(InvalidRequestError, match="at most 10000 topics, not 10001"):
+        await handlers(known("t"))[key]({"topics": topics}, 1, Caller())
+
+
 def test_a_fetch_session_has_a_bounded_number_of_partitions() -> None:
     def asked(session_id: int, epoch: int, numbers: range) -> Fields:
         fields = {"current_leader_epoch": 0, "fetch_offset": 0, "partition_max_bytes": 1}
