@@ -9,9 +9,11 @@ and nothing is read meanwhile, so a client that does not read its responses cost
 
 Bounds, so that no client harms another:
 - A frame without records has at most MAX_REQUEST_BYTES, a produce request at most socket.request.max.bytes. A frame
-  that claims more closes the connection before a byte of it is read.
-- A frame is read as it arrives; a claimed size allocates nothing. Large frames of all connections together take at
-  most MAX_LARGE_BYTES; beyond that, connections wait.
+  that claims more closes the connection before a byte of it is read. A user that may write to no topic can send no
+  produce request of more than MAX_REQUEST_BYTES either.
+- A frame is read as it arrives; a claimed size allocates nothing. Large frames of all connections together claim at
+  most MAX_LARGE_BYTES, and each user its share of that (`Room`); beyond it, connections wait before they read. While
+  any wait, those whose frames hardly arrive are closed.
 - A connection has FRAME_S for the rest of a frame that it has begun, RESPONSE_S to take a response, FIRST_S for its
   first request, and connections.max.idle.ms between two.
 - Requests of more than ON_LOOP_ELEMENTS, and those whose responses may be long, together hold MAX_ELEMENTS_UNDER_WAY
@@ -77,6 +79,7 @@ from broker.security.identify import MAX_STRANGERS_OF_NETWORK, Login
 from broker.server.lease import Lease
 from raftlog._core.security.acls import ANONYMOUS, canonical_host
 from raftlog.errors import BrokerUnavailable, InvalidRequestError
+from raftlog.v1.security_pb2 import Acl
 from raftmeta.image import MetadataImage
 from raftmeta.quotas import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, REQUEST_PERCENTAGE
 
@@ -161,28 +164,6 @@ class _Closed(Exception):
     """The connection is to be closed; the text says why."""
 
 
-class _Room:
-    """The memory for large frames, shared by all connections."""
-
-    def __init__(self, total: int) -> None:
-        self._left = total
-        self._waiting: deque[asyncio.Event] = deque()
-
-    async def take(self, size: int) -> None:
-        """Wait until there is room, and take it."""
-        while self._left < size:
-            freed = asyncio.Event()
-            self._waiting.append(freed)
-            await freed.wait()
-        self._left -= size
-
-    def give(self, size: int) -> None:
-        """Give it back."""
-        self._left += size
-        while self._waiting:
-            self._waiting.popleft().set()
-
-
 class KafkaListener:
     """The port: `bind`, then `open`; `close` ends every connection."""
 
@@ -208,7 +189,8 @@ class KafkaListener:
         self.lease = lease
         self.counters = counters
         self.max_frame_bytes = max_frame_bytes
-        self.room = _Room(MAX_LARGE_BYTES)
+        self.room = Room(MAX_LARGE_BYTES)
+        """Of large frames, in bytes."""
         self.port = 0
         self.limits = limits
         self.idle_s = idle_s
@@ -481,6 +463,8 @@ class _Connection:
         """Whether a request is being read or served."""
         self._unpaid_ms = 0.0
         """How long requests and responses took to convert, which is charged with the next request."""
+        self._arrived = 0
+        """Bytes of a large frame that have come."""
         self._holds: list[Hold] = []
         """What the request that is being served holds."""
         self._is_question = False
@@ -570,7 +554,6 @@ class _Connection:
                 await self._all_left(0)
                 return
             wait_s = self._listener.idle_s
-            taken = 0
             try:
                 async with asyncio.timeout(FRAME_S):
                     (size,) = _SIZE.unpack(start + await self._reader.readexactly(_SIZE.size - 1))
@@ -587,6 +570,8 @@ class _Connection:
                     if self._share_debt(PRODUCER_BYTE_RATE) > 0:
                         await self._muted()
                 self.busy = True
+                if size > LARGE_BYTES:
+                    await self._hold_frame(size)
                 pieces, left = [head], size - len(head)
                 async with asyncio.timeout(FRAME_S):
                     while left:  # as it arrives
@@ -594,10 +579,10 @@ class _Connection:
                         if not piece:
                             return
                         left -= len(piece)
-                        if size > LARGE_BYTES:
-                            await self._listener.room.take(len(piece))
-                            taken += len(piece)
+                        self._arrived += len(piece)
                         pieces.append(piece)
+                for hold in self._holds:  # from here on the broker is what takes time
+                    hold.watch_no_more()
                 frame = b"".join(pieces)
                 pieces.clear()
                 try:
@@ -612,8 +597,6 @@ class _Connection:
                 for hold in self._holds:
                     hold.give()
                 self._holds.clear()
-                if taken:
-                    self._listener.room.give(taken)
 
     async def _head(self, size: int) -> bytes:
         if size < HEAD_BYTES:
@@ -632,7 +615,23 @@ class _Connection:
         limit = self._listener.max_frame_bytes if key == api.PRODUCE else MAX_REQUEST_BYTES
         if size > limit:
             raise _Closed(f"a frame that is too large: {size} bytes of {api_name(key)}, at most {limit} are accepted")
+        if size > MAX_REQUEST_BYTES and not self._session.who.may_any(Acl.WRITE, Acl.TOPIC):
+            raise _Closed(f"a large produce request of a user that may write to no topic: {size} bytes")
         return head
+
+    async def _hold_frame(self, size: int) -> None:
+        """Wait until there is room for a large frame, whose client then has to send it."""
+        try:
+            async with asyncio.timeout(FRAME_S):
+                hold = await self._listener.room.take(self._share, size)
+        except TimeoutError:
+            self._listener.tell_of_user(self._share, self._client.host, "no room for a large request")
+            raise
+        self._holds.append(hold)
+        self._arrived = 0
+        hold.watch(
+            lambda: self._arrived, lambda: self._give_way("a large request that hardly arrives, while others wait")
+        )
 
     async def _check_shut_out(self) -> None:
         """Close the connection of a client that is shut out. Before a login it is not known, and nothing is said."""

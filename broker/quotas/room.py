@@ -46,6 +46,10 @@ class Hold:
         self._progress, self._end = progress, end
         self._moved, self._since_s = progress(), self._room.now_s()
 
+    def watch_no_more(self) -> None:
+        """The client need not do anything for now."""
+        self._end = None
+
     def resize(self, size: int) -> None:
         """Hold less than before, or more, where that is there already and cannot wait."""
         self._room.changed(self, size)

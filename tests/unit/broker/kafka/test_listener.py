@@ -32,6 +32,7 @@ from broker.net.connections import ConnectionLimits
 from broker.net.revocation import RevocationLists
 from broker.net.tls import KafkaContexts, NodeTls
 from broker.observability.counters import Counters
+from broker.quotas import room as sharing
 from broker.quotas.manager import QuotaManager
 from broker.quotas.room import Room
 from broker.security.caller import Caller
@@ -39,6 +40,7 @@ from broker.security.client_listener import ClientSecurity
 from broker.server.lease import Wake
 from raftlog._client.security import FreshPem, Names, PemFiles
 from raftlog.testing import CertificateAuthority
+from raftlog.v1.security_pb2 import Acl
 from raftmeta.image import MetadataImage
 from raftmeta.quotas import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, REQUEST_PERCENTAGE, QuotaEntity
 from tests.support.fake_authorizer import FakeAuthorizer
@@ -264,14 +266,14 @@ def test_a_frame_that_does_not_come_closes_the_connection(monkeypatch: pytest.Mo
 
 
 def test_large_frames_share_a_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A frame waits for room as its bytes arrive, and the room comes back, also when the client goes."""
+    """A frame waits for room before it is read, and the room comes back, also when the client goes."""
 
     async def scenario(bed: Bed) -> None:
-        bed.listener.room = room = module._Room(2 * module.LARGE_BYTES)
+        bed.listener.room = room = Room(2 * module.LARGE_BYTES)
         head = struct.pack(">ihhih", 4 * module.LARGE_BYTES, messages.PRODUCE, 8, 1, 1)
         hog, other = await bed.client(), await bed.client()
         hog.writer.write(head + bytes(2 * module.LARGE_BYTES))
-        await until(lambda: room._left < module.PIECE_BYTES)
+        await until(lambda: room.free == 0)
         body = {"acks": -1, "topic_data": [{"name": "t", "partition_data": [{"records": bytes(80_000)}]}]}
         other.send(messages.PRODUCE, 8, 2, body)
         await asyncio.sleep(0.02)
@@ -280,9 +282,95 @@ def test_large_frames_share_a_bounded_memory(monkeypatch: pytest.MonkeyPatch) ->
         await until(lambda: len(bed.produce.begun) == 1)
         bed.produce.begun[0].set_result(ANSWER)
         assert await other.received() == 2
-        await until(lambda: room._left == 2 * module.LARGE_BYTES)
+        await until(lambda: room.free == 2 * module.LARGE_BYTES)
 
     run(scenario)
+
+
+def users_by_client_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each client id has a share of its own, as each user has."""
+    monkeypatch.setattr(module._Connection, "_share", property(lambda connection: connection._client.client_id))
+
+
+LARGE = {"acks": -1, "topic_data": [{"name": "t", "partition_data": [{"records": bytes(80_000)}]}]}
+
+
+async def known(bed: Bed, client_id: bytes) -> Client:
+    """Return a client that the broker has heard of."""
+    client = await bed.client()
+    client.client_id = client_id
+    client.fetch(0)
+    assert await client.received() == 0
+    return client
+
+
+def hold_back(client: Client, size: int) -> None:
+    """Claim a frame of a produce request, and send all of it but the end."""
+    client.writer.write(struct.pack(">ihhih", size, messages.PRODUCE, 8, 1, 1) + bytes(size - 100))
+
+
+def test_frames_that_one_user_holds_back_leave_room_for_those_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user without permissions could stop all large produces of a broker, again and again."""
+    users_by_client_id(monkeypatch)
+
+    async def scenario(bed: Bed) -> None:
+        bed.listener.room = room = Room(8 * module.LARGE_BYTES)
+        hogs = [await known(bed, b"hog") for _ in range(2)]
+        honest = await known(bed, b"honest")
+        for hog in hogs:
+            hold_back(hog, 3 * module.LARGE_BYTES)
+        await until(lambda: room.waiting == 1)
+        honest.send(messages.PRODUCE, 8, 2, LARGE)
+        await until(lambda: len(bed.produce.begun) == 1)
+        assert room.held("hog") == 3 * module.LARGE_BYTES
+        assert room.waiting == 1
+
+    run(scenario)
+
+
+def test_a_frame_that_hardly_arrives_gives_way(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sharing, "LOOK_S", 0.01)
+    monkeypatch.setattr(sharing, "STALL_S", 0.05)
+    users_by_client_id(monkeypatch)
+
+    async def scenario(bed: Bed) -> None:
+        bed.listener.room = room = Room(4 * module.LARGE_BYTES)
+        hog, honest = await known(bed, b"c"), await known(bed, b"c")
+        hold_back(hog, 3 * module.LARGE_BYTES)
+        await until(lambda: room.free == module.LARGE_BYTES)
+        await asyncio.sleep(0.1)
+        assert not hog.writer.transport.is_closing()
+        assert bed.listener.connections == 2
+        honest.send(messages.PRODUCE, 8, 2, LARGE)
+        await until(lambda: len(bed.produce.begun) == 1)
+        assert await hog.is_closed()
+        bed.produce.begun[0].set_result(ANSWER)
+        assert await honest.received() == 2
+
+    run(scenario)
+    (line,) = [each for each in caplog.records if getattr(each, "event", "") == "kafka_disconnected"]
+    assert vars(line)["of"] == "c"
+    assert vars(line)["reason"] == "a large request that hardly arrives, while others wait"
+
+
+@pytest.mark.parametrize("may_write", [False, True])
+def test_a_user_that_may_write_to_no_topic_sends_no_large_produce(
+    monkeypatch: pytest.MonkeyPatch, may_write: bool
+) -> None:
+    monkeypatch.setattr(module, "MAX_REQUEST_BYTES", 50_000)
+    allowed = ((Acl.WRITE, Acl.TOPIC, "other"),) if may_write else ()
+
+    async def scenario(bed: Bed) -> None:
+        client = await bed.client()
+        client.produce(1)
+        client.send(messages.PRODUCE, 8, 2, LARGE)
+        await until(lambda: len(bed.produce.begun) == 1 + may_write)
+        if not may_write:
+            assert await client.is_closed()
+
+    run(scenario, Door("PLAINTEXT", authorizer=FakeAuthorizer(*allowed)))
 
 
 @pytest.mark.parametrize("topics", [10, 5_000])
@@ -311,11 +399,6 @@ def test_large_requests_and_responses_leave_the_event_loop_alone(monkeypatch: py
 
     run(scenario)
     assert on_loop == [topics == 10] * 2
-
-
-def users_by_client_id(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each client id has a share of its own, as each user has."""
-    monkeypatch.setattr(module._Connection, "_share", property(lambda connection: connection._client.client_id))
 
 
 def test_large_requests_of_one_user_leave_room_for_those_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
