@@ -19,6 +19,9 @@ partitions; there are at most MAX_SESSIONS, with MAX_CACHED partitions together.
 that was unused for longest, if that is longer than EVICTION_S. Partitions whose records were sent go to the end of a
 session, so that all have their turn.
 
+Before a fetch reads, it takes room for what it may read, which it keeps until the client has taken the response.
+Without room in time the response has no records.
+
 Like `broker/partition/fetch_session.py`, nothing leaves without a valid lease.
 """
 
@@ -29,7 +32,7 @@ import logging
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import Executor
 from functools import partial
 from typing import Any, Final
@@ -41,6 +44,7 @@ from broker.kafka.record_batches import to_kafka
 from broker.log.partition_log import ReadResult
 from broker.partition.fetch_session import readable_end
 from broker.partition.partition import Partition
+from broker.quotas.room import Hold
 from broker.replicas.replica_manager import ReplicaManager
 from broker.security.caller import Caller, Decisions
 from raftlog.errors import CorruptRecordError, NotLeader, RaftlogError, UnknownTopicId, UnknownTopicOrPartition
@@ -53,6 +57,8 @@ logger = logging.getLogger(__name__)
 MAX_RESPONSE_BYTES: Final = 8 << 20
 """Of the log in one response; a single larger batch still goes whole."""
 MAX_WAIT_MS: Final = 60_000
+LEAST_WAIT_S: Final = 0.5
+"""For room, however short a wait a client asks for: else it would ask again at once."""
 ON_LOOP_BYTES: Final = 64 << 10
 """Converting this many bytes takes about a millisecond; more are converted on a disk thread."""
 ZSTD_FROM: Final = 10
@@ -71,6 +77,9 @@ MAX_CACHED: Final = 500_000
 """Partitions of all sessions together."""
 EVICTION_S: Final = 120.0
 """As Kafka's min.incremental.fetch.session.eviction.ms."""
+
+TakeRoom = Callable[[int, float], Awaitable[Hold | None]]
+"""Waits for room for at most so many bytes, for at most so many seconds; None: there was none."""
 
 Key = tuple[str | bytes, int]
 """A partition, by the topic's name or id."""
@@ -235,20 +244,29 @@ class Fetch:
         self._lease = replica_manager.lease
         self._counters = replica_manager.counters
 
-    async def serve(self, request: Fields, version: int, who: Caller) -> Fields:
-        """Return the response."""
+    async def serve(self, request: Fields, version: int, who: Caller, take: TakeRoom) -> Fields:
+        """Return the response. `take`: gives room for records, which is the response's until it has left.
+
+        Raises:
+            InvalidRequestError: too many partitions are named.
+        """
         try:
             session, parts = self.sessions.enter(request, version, who.principal)
         except Refusal as refusal:
             return {"error_code": refusal.code, "session_id": NO_SESSION, "responses": []}
+        request["topics"] = request["forgotten_topics_data"] = ()  # it may wait long, and has what it needs
         attempt = _Attempt(self, request, parts, version, who)
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + max(0, min(request["max_wait_ms"], MAX_WAIT_MS)) / 1_000
         changed = asyncio.Event()
+        most = min(max(request["max_bytes"], 1), MAX_RESPONSE_BYTES)
         try:
             while True:
+                room = await take(most, max(deadline_s - loop.time(), LEAST_WAIT_S))
                 begun_s = time.monotonic()
-                await attempt.read(changed.set)
+                await attempt.read(changed.set, 0 if room is None else room.size)
+                if room is not None:
+                    room.resize(attempt.bytes)
                 remaining_s = deadline_s - loop.time()
                 if attempt.is_final or attempt.bytes >= request["min_bytes"] or remaining_s <= 0:
                     break
@@ -258,9 +276,13 @@ class Fetch:
                 except TimeoutError:
                     pass
                 changed.clear()
+                if room is not None:
+                    room.give()
         finally:
             attempt.stop_waiting(changed.set)
         await attempt.convert()
+        if room is not None and attempt.bytes:
+            room.resize(attempt.converted_bytes)
         attempt.withhold_without_lease()
         attempt.trace(begun_s)
         is_first = request["session_epoch"] in (FULL_EPOCH, NO_EPOCH)
@@ -375,6 +397,7 @@ class _Attempt:
 
     Attributes:
         bytes: of the log, read in the last round.
+        converted_bytes: what they are in the response.
         is_final: whether a partition is refused or redirected, which the client has to learn at once.
     """
 
@@ -390,16 +413,19 @@ class _Attempt:
         self._reads = Decisions.of(who, Acl.READ, Acl.TOPIC)
         self._read: list[tuple[_Part, Fields, str, Partition, ReadResult, bool]] = []
         self._waited: list[Partition] = []
-        self.bytes = 0
+        self.bytes = self.converted_bytes = 0
         self.is_final = False
         self._wanted: list[tuple[_Part, Fields]] = [(each, {"partition_index": each.partition}) for each in parts]
 
-    async def read(self, wake: Callable[[], None]) -> None:
-        """Read every partition, and have `wake` called when one of them changes."""
+    async def read(self, wake: Callable[[], None], room: int) -> None:
+        """Read every partition, and have `wake` called when one of them changes.
+
+        `room`: bytes to read; a first batch that is larger is read whole, unless there is no room at all.
+        """
         self.stop_waiting(wake)
         self._read.clear()
         self.bytes, self.is_final = 0, False
-        room = min(max(self._request["max_bytes"], 1), MAX_RESPONSE_BYTES)
+        has_room = room > 0
         if not self._api.has_lease:
             self._api.call_when_renewed(wake)
             return
@@ -407,7 +433,8 @@ class _Attempt:
         async for wanted, answer in in_turns(self._wanted):
             try:
                 topic = self._api.topic(wanted.topic, self._reads)
-                found = await self._api.read_one(wanted, topic, self._isolation, rack, room, whole=not self.bytes)
+                whole = has_room and not self.bytes
+                found = await self._api.read_one(wanted, topic, self._isolation, rack, room, whole=whole)
             except RaftlogError as error:
                 self._refuse(answer, error)
                 continue
@@ -455,6 +482,7 @@ class _Attempt:
                     if aborted is not None:
                         aborted = await self._api.aborted(partition, wanted.offset, result.next_offset)
                     self._api.count(topic, len(result.records))
+                    self.converted_bytes += sum(map(len, records))
             except RaftlogError as error:
                 if isinstance(error, CorruptRecordError):
                     partition.suspect(wanted.offset)

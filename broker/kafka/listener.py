@@ -19,6 +19,8 @@ Bounds, so that no client harms another:
 - Requests of more than ON_LOOP_ELEMENTS, and those whose responses may be long, together hold MAX_ELEMENTS_UNDER_WAY
   from before they are decoded until their responses have left, each user its share (`Room`). A question whose client
   goes meanwhile is given up.
+- Fetches together read at most MAX_UNTAKEN_BYTES before their clients have taken the responses, each user its share. A
+  fetch beyond that waits, for less than a client asks for too, and has no records if there is no room in time.
 - The limits of `ConnectionLimits` (broker/net/connections.py).
 - Where clients have to authenticate, few connections at a time have not done so yet, of one network and of all: the
   oldest gives way (`Newcomers`). They have connection.login.timeout.ms, a handful of small requests, and no other API
@@ -121,6 +123,15 @@ _GO_ON: Final = _NEVER_HELD | {api.PRODUCE, api.FETCH, api.OFFSET_COMMIT}
 """Served on connections that a user has when it is shut out: to clients of raftlog these are messages of streams that
 are open, which go on (ADR 0043). The first request of a connection is none of these."""
 
+MAX_UNTAKEN_BYTES: Final = 128 << 20
+"""Of the log, in responses of all connections; a response in the buffers of TLS takes up to twice as much."""
+LEAST_FETCH_BYTES: Final = 1 << 20
+"""A fetch does not wait for more."""
+FRAME_STALL_S: Final = 5.0
+"""For a piece of a large frame while others wait; a lost packet is sent again within this time."""
+RESPONSE_STALL_S: Final = 20.0
+"""For a piece of a response while others wait; some clients take it only after they have processed the last one."""
+
 _LISTS: Final = frozenset(
     {
         api.METADATA,
@@ -211,6 +222,8 @@ class KafkaListener:
         self._connections: set[_Connection] = set()
         """Those behind their TLS handshake."""
         self.elements = Room(MAX_ELEMENTS_UNDER_WAY)
+        self.untaken = Room(MAX_UNTAKEN_BYTES)
+        """Of what fetches have read, in bytes."""
         self._converting = asyncio.Lock()
         self._logged = Rarely()
         offered = {*handlers, api.PRODUCE, api.FETCH, api.SASL_HANDSHAKE, api.SASL_AUTHENTICATE}
@@ -630,7 +643,9 @@ class _Connection:
         self._holds.append(hold)
         self._arrived = 0
         hold.watch(
-            lambda: self._arrived, lambda: self._give_way("a large request that hardly arrives, while others wait")
+            lambda: self._arrived,
+            lambda: self._give_way("a large request that hardly arrives, while others wait"),
+            FRAME_STALL_S,
         )
 
     async def _check_shut_out(self) -> None:
@@ -673,6 +688,8 @@ class _Connection:
                     await self._hold_elements(min(len(frame), request.max_elements))
                 body, took_ms = await self._listener.beside(request.decode, memoryview(frame), version, at)
                 self._unpaid_ms += took_ms
+                if key == api.FETCH:  # which keeps little of its request, and may wait long
+                    self._holds.pop().give()
             else:
                 self._unpaid_ms += (time.monotonic() - begun_decoding_s) * 1_000
         except InvalidRequestError as error:
@@ -687,7 +704,9 @@ class _Connection:
             if (owed_ms := self._share_debt(CONSUMER_BYTE_RATE)) > 0:
                 response = {**self._listener.fetch.held(body, version, who), "throttle_time_ms": whole_ms(owed_ms)}
             else:
-                response, delay_ms = await self._charged(who, self._listener.fetch.serve(body, version, who))
+                response, delay_ms = await self._charged(
+                    who, self._listener.fetch.serve(body, version, who, self._hold_records)
+                )
                 self._charge_fetch(response, delay_ms)
         elif key == api.SASL_HANDSHAKE:
             if self._session.is_admitted:  # else a connection may send few of them
@@ -714,6 +733,17 @@ class _Connection:
     async def _hold_elements(self, count: int) -> None:
         """Wait until so many elements of this request may be under way."""
         self._holds.append(await self._listener.elements.take(self._share, count))
+
+    async def _hold_records(self, most: int, within_s: float) -> Hold | None:
+        """Return room for at most `most` bytes of the log, for the response of this request; None: not in time."""
+        self._holds = [each for each in self._holds if each.size]
+        try:
+            async with asyncio.timeout(within_s):
+                hold = await self._listener.untaken.take(self._share, most, LEAST_FETCH_BYTES)
+        except TimeoutError:
+            return None
+        self._holds.append(hold)
+        return hold
 
     async def _produce(self, body: Fields, size_bytes: int, version: int, correlation_id: int, begun_s: float) -> None:
         try:
@@ -831,7 +861,7 @@ class _Connection:
 
     async def _respond(self, key: int, version: int, correlation_id: int, response: Fields, begun_s: float) -> None:
         message = RESPONSES[key]
-        if key != api.FETCH and is_large(response):  # whose elements are pieces of a log, written as they are
+        if is_large(response):
             pieces, took_ms = await self._listener.beside(message.encode, response, version)
             self._unpaid_ms += took_ms
         else:
@@ -842,15 +872,14 @@ class _Connection:
         self._writer.write(b"".join((_FRONT.pack(size, correlation_id), *pieces)))
         for hold in self._holds:
             hold.watch(
-                self._taken, lambda: self._give_way("a response that the client does not take, while others wait")
+                lambda: -self._writer.transport.get_write_buffer_size(),
+                lambda: self._give_way("a response that the client does not take, while others wait"),
+                RESPONSE_STALL_S,
             )
         async with asyncio.timeout(RESPONSE_S):
             await self._writer.drain()
         self._mute(response.get("throttle_time_ms", 0))
         self._count(key, response, begun_s)
-
-    def _taken(self) -> int:
-        return -self._writer.transport.get_write_buffer_size()
 
     def _mute(self, delay_ms: float, quota: str = "") -> None:
         """Read nothing from the client for so long: it is told, and may not obey (KIP-219).
@@ -879,13 +908,13 @@ class _Connection:
 
 
 def is_large(response: Fields) -> bool:
-    """Whether a response has more than ON_LOOP_ELEMENTS."""
+    """Whether a response has more than ON_LOOP_ELEMENTS; records do not count, which are written as they are."""
     return next(islice(_elements(response), ON_LOOP_ELEMENTS, None), None) is not None
 
 
 def _elements(fields: Fields) -> Iterator[object]:
     for value in fields.values():
-        if isinstance(value, list | tuple):
+        if isinstance(value, list | tuple) and not (value and isinstance(value[0], bytes | memoryview)):
             for each in value:
                 yield each
                 if isinstance(each, dict):

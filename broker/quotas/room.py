@@ -8,7 +8,7 @@ thresholds: Choudhury and Hahne, 1998). What a request needs it takes at once an
 holds something never waits for more, so slow clients do not block one another.
 
 While requests wait, holders whose clients make no progress have to end: those that a client has moved fewer than
-STEP_BYTES of for STALL_S. A client that sends or takes little by little, or holds back the end, is one of them.
+STEP_BYTES of within a time. A client that sends or takes little by little, or holds back the end, is one of them.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
-STALL_S: Final = 5.0
-"""A lost packet is sent again within this time."""
 STEP_BYTES: Final = 64 << 10
 LOOK_S: Final = 1.0
 
@@ -27,7 +25,7 @@ LOOK_S: Final = 1.0
 class Hold:
     """What one request holds, until `give`."""
 
-    __slots__ = ("_end", "_moved", "_progress", "_room", "_since_s", "name", "size")
+    __slots__ = ("_end", "_moved", "_progress", "_room", "_since_s", "_stall_s", "name", "size")
 
     def __init__(self, room: Room, name: str, size: int, now_s: float) -> None:
         self._room = room
@@ -35,15 +33,15 @@ class Hold:
         self.size = size
         self._end: Callable[[], None] | None = None
         self._progress: Callable[[], int] = lambda: 0
-        self._moved, self._since_s = 0, now_s
-        """What the client had moved, and when."""
+        self._moved, self._since_s, self._stall_s = 0, now_s, 0.0
+        """What the client had moved, and when; and how long it may take for STEP_BYTES more."""
 
-    def watch(self, progress: Callable[[], int], end: Callable[[], None]) -> None:
-        """From now on the client has to make progress while others wait, else `end` is called.
+    def watch(self, progress: Callable[[], int], end: Callable[[], None], stall_s: float) -> None:
+        """From now on the client has to move STEP_BYTES in `stall_s` while others wait, else `end` is called.
 
         `progress`: returns how many bytes the client has moved, counted from anywhere.
         """
-        self._progress, self._end = progress, end
+        self._progress, self._end, self._stall_s = progress, end, stall_s
         self._moved, self._since_s = progress(), self._room.now_s()
 
     def watch_no_more(self) -> None:
@@ -59,13 +57,13 @@ class Hold:
         self._room.changed(self, 0)
 
     def look(self, now_s: float) -> None:
-        """End the request if its client has made no progress for STALL_S."""
+        """End the request if its client has made no progress for too long."""
         if self._end is None:
             return
         moved = self._progress()
         if moved - self._moved >= STEP_BYTES:
             self._moved, self._since_s = moved, now_s
-        elif now_s - self._since_s >= STALL_S:
+        elif now_s - self._since_s >= self._stall_s:
             end, self._end = self._end, None
             end()
 

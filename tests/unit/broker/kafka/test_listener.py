@@ -23,7 +23,7 @@ from broker.kafka import listener as module
 from broker.kafka import messages
 from broker.kafka.apis import PERMISSIONS
 from broker.kafka.codec import MAX_TAGGED_FIELDS, Fields, varint
-from broker.kafka.fetch import Fetch
+from broker.kafka.fetch import Fetch, TakeRoom
 from broker.kafka.listener import KafkaListener
 from broker.kafka.produce import Produce
 from broker.kafka.sasl import OPEN, Door, door_of
@@ -84,10 +84,16 @@ class SlowProduce:
 class EmptyFetch:
     def __init__(self) -> None:
         self.served = 0
+        self.reads = 0
+        """Bytes of records in each response, if there is room for them."""
 
-    async def serve(self, request: Fields, version: int, who: Caller) -> Fields:
+    async def serve(self, request: Fields, version: int, who: Caller, take: TakeRoom) -> Fields:
         self.served += 1
-        return {"responses": []}
+        if not self.reads:
+            return {"responses": []}
+        room = await take(self.reads, 0.05)
+        records = [] if room is None else [bytes(room.size)]
+        return {"responses": [{"topic": "t", "partitions": [{"partition_index": 0, "records": records}]}]}
 
     def held(self, request: Fields, version: int, who: Caller) -> Fields:
         return {"responses": []}
@@ -332,7 +338,7 @@ def test_a_frame_that_hardly_arrives_gives_way(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(sharing, "LOOK_S", 0.01)
-    monkeypatch.setattr(sharing, "STALL_S", 0.05)
+    monkeypatch.setattr(module, "FRAME_STALL_S", 0.05)
     users_by_client_id(monkeypatch)
 
     async def scenario(bed: Bed) -> None:
@@ -353,6 +359,54 @@ def test_a_frame_that_hardly_arrives_gives_way(
     (line,) = [each for each in caplog.records if getattr(each, "event", "") == "kafka_disconnected"]
     assert vars(line)["of"] == "c"
     assert vars(line)["reason"] == "a large request that hardly arrives, while others wait"
+
+
+def test_responses_that_one_user_does_not_take_leave_room_for_those_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    users_by_client_id(monkeypatch)
+    size = 16 << 20  # more than the buffers of a socket
+
+    async def scenario(bed: Bed) -> None:
+        bed.listener.untaken = room = Room(2 * size)
+        hog, second, honest = await known(bed, b"hog"), await known(bed, b"hog"), await known(bed, b"honest")
+        bed.fetch.reads = size
+        hog.writer.transport.pause_reading()  # type: ignore[attr-defined] # asyncio's have it
+        hog.fetch(1)
+        await until(lambda: room.held("hog") == size)
+        second.fetch(1)
+        assert await second.received() == 1
+        assert len(second.body) < 100, "there was no room for its records"
+        honest.fetch(1)
+        assert await honest.received() == 1
+        assert len(honest.body) > size
+        hog.writer.transport.resume_reading()  # type: ignore[attr-defined] # as above
+        assert await hog.received() == 1
+        second.fetch(2)
+        assert await second.received() == 2
+        assert len(second.body) > size
+        await until(lambda: room.free == 2 * size)
+
+    run(scenario)
+
+
+def test_a_response_that_a_client_does_not_take_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sharing, "LOOK_S", 0.01)
+    monkeypatch.setattr(module, "RESPONSE_STALL_S", 0.02)
+    size = 16 << 20
+
+    async def scenario(bed: Bed) -> None:
+        bed.listener.untaken = room = Room(2 * size)
+        hog, other = await known(bed, b"c"), await known(bed, b"c")
+        bed.fetch.reads = size
+        hog.writer.transport.pause_reading()  # type: ignore[attr-defined] # asyncio's have it
+        hog.fetch(1)
+        await until(lambda: room.held("127.0.0.1") == size)
+        number = 0
+        while len(other.body) < size // 2:
+            other.fetch(number := number + 1)
+            assert await other.received() == number
+        await until(lambda: bed.listener.connections == 1)
+
+    run(scenario)
 
 
 @pytest.mark.parametrize("may_write", [False, True])
@@ -533,7 +587,7 @@ def test_a_throttled_client_has_its_answer_at_once_and_is_not_read_for_a_while(m
     async def scenario(bed: Bed) -> None:
         client = await bed.client()
 
-        async def throttled(request: Fields, version: int, who: Caller) -> Fields:
+        async def throttled(request: Fields, version: int, who: Caller, take: TakeRoom) -> Fields:
             return {"throttle_time_ms": 300, "responses": []}
 
         monkeypatch.setattr(bed.listener.fetch, "serve", throttled)

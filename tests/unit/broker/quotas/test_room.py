@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.quotas import room as module
-from broker.quotas.room import STALL_S, STEP_BYTES, Hold, Room
+from broker.quotas.room import STEP_BYTES, Hold, Room
+
+STALL_S = 4.0
 
 
 async def settled() -> None:
@@ -107,8 +109,8 @@ async def test_one_that_no_longer_waits_holds_nothing() -> None:
     assert (room.free, room.waiting) == (10, 0)
 
 
-def watched(hold: Hold, moved: list[int], ended: list[Hold]) -> None:
-    hold.watch(lambda: moved[0], lambda: ended.append(hold))
+def watched(hold: Hold, moved: list[int], ended: list[Hold], stall_s: float = STALL_S) -> None:
+    hold.watch(lambda: moved[0], lambda: ended.append(hold), stall_s)
 
 
 async def test_a_holder_whose_client_moves_little_has_to_end() -> None:
@@ -131,10 +133,9 @@ async def test_a_holder_whose_client_moves_little_has_to_end() -> None:
 
 async def test_holders_are_looked_at_while_others_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LOOK_S", 0.001)
-    monkeypatch.setattr(module, "STALL_S", 0.0)
     room, ended = Room(10), list[Hold]()
     hold = await room.take("a", 10)
-    watched(hold, [0], ended)
+    watched(hold, [0], ended, stall_s=0.0)
     await asyncio.sleep(0.01)
     assert ended == [], "no other waits"
     waits = asyncio.ensure_future(room.take("b", 10))
