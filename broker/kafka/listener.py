@@ -93,6 +93,8 @@ MAX_REQUEST_BYTES: Final = 1 << 20
 MAX_LARGE_BYTES: Final = 256 << 20
 LARGE_BYTES: Final = 64 << 10
 PIECE_BYTES: Final = 64 << 10
+CHUNK_BYTES: Final = 128 << 10
+"""Of a response, given to the transport at a time: TLS's takes all that it is given, and then does not wait."""
 ON_LOOP_ELEMENTS: Final = 1_000
 """What is read or written in a few milliseconds; larger requests and responses are in a thread, one at a time."""
 MAX_ELEMENTS_UNDER_WAY: Final = 200_000
@@ -124,7 +126,7 @@ _GO_ON: Final = _NEVER_HELD | {api.PRODUCE, api.FETCH, api.OFFSET_COMMIT}
 are open, which go on (ADR 0043). The first request of a connection is none of these."""
 
 MAX_UNTAKEN_BYTES: Final = 128 << 20
-"""Of the log, in responses of all connections; a response in the buffers of TLS takes up to twice as much."""
+"""Of the log, in responses of all connections."""
 LEAST_FETCH_BYTES: Final = 1 << 20
 """A fetch does not wait for more."""
 FRAME_STALL_S: Final = 5.0
@@ -377,6 +379,7 @@ class KafkaListener:
                 ssl_handshake_timeout=HANDSHAKE_S,
                 ssl_shutdown_timeout=SHUTDOWN_S,
             )
+        transport.set_write_buffer_limits(high=PIECE_BYTES)  # else 512 KiB with TLS
         return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
 
 
@@ -478,6 +481,8 @@ class _Connection:
         """How long requests and responses took to convert, which is charged with the next request."""
         self._arrived = 0
         """Bytes of a large frame that have come."""
+        self._written = 0
+        """Bytes of responses that the transport has been given."""
         self._holds: list[Hold] = []
         """What the request that is being served holds."""
         self._is_question = False
@@ -869,15 +874,18 @@ class _Connection:
         if message.is_flexible(version) and key != api.API_VERSIONS:  # whose header a client reads before it knows
             pieces.insert(0, b"\0")
         size = sum(map(len, pieces)) + 4
-        self._writer.write(b"".join((_FRONT.pack(size, correlation_id), *pieces)))
+        pieces.insert(0, _FRONT.pack(size, correlation_id))
         for hold in self._holds:
             hold.watch(
-                lambda: -self._writer.transport.get_write_buffer_size(),
+                lambda: self._written - self._writer.transport.get_write_buffer_size(),
                 lambda: self._give_way("a response that the client does not take, while others wait"),
                 RESPONSE_STALL_S,
             )
         async with asyncio.timeout(RESPONSE_S):
-            await self._writer.drain()
+            for chunk in chunks(pieces):
+                self._writer.write(chunk)
+                self._written += len(chunk)
+                await self._writer.drain()
         self._mute(response.get("throttle_time_ms", 0))
         self._count(key, response, begun_s)
 
@@ -905,6 +913,24 @@ class _Connection:
         counted = self._listener.counters.request(f"Kafka.{api_name(key)}")
         counted.stages["total"].observe(time.monotonic() - begun_s)
         counted.outcomes["ERROR" if response.get("error_code") else "NONE"] += 1
+
+
+def chunks(pieces: list[bytes]) -> Iterator[bytes | memoryview]:
+    """Yield the bytes of a response by CHUNK_BYTES."""
+    small: list[bytes] = []
+    size = 0
+    for piece in pieces:
+        if size + len(piece) > CHUNK_BYTES and small:
+            yield b"".join(small)
+            small, size = [], 0
+        if len(piece) > CHUNK_BYTES:
+            view = memoryview(piece)
+            yield from (view[at : at + CHUNK_BYTES] for at in range(0, len(piece), CHUNK_BYTES))
+        else:
+            small.append(piece)
+            size += len(piece)
+    if small:
+        yield b"".join(small)
 
 
 def is_large(response: Fields) -> bool:

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any, ClassVar, cast
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from broker.clock import SystemClock
 from broker.config.config import BrokerConfig
@@ -386,6 +388,44 @@ def test_responses_that_one_user_does_not_take_leave_room_for_those_of_others(mo
         await until(lambda: room.free == 2 * size)
 
     run(scenario)
+
+
+@given(st.lists(st.integers(0, 3 * module.CHUNK_BYTES), max_size=5))
+def test_a_response_leaves_in_chunks(sizes: list[int]) -> None:
+    pieces = [bytes([number]) * size for number, size in enumerate(sizes)]
+    found = [*module.chunks(pieces)]
+    assert b"".join(found) == b"".join(pieces)
+    assert all(len(each) <= module.CHUNK_BYTES for each in found)
+    assert len(found) <= 2 * sum(sizes) // module.CHUNK_BYTES + 2
+
+
+def test_a_response_over_tls_is_held_until_its_client_takes_it(tmp_path: Path) -> None:
+    """asyncio's TLS takes all that it is given at once, and says that it has left."""
+    authority = CertificateAuthority(tmp_path)
+    server = authority.issue("server")
+    files = PemFiles(Names("ca", "certificate", "key"), str(authority.ca_file), str(server))
+    size = 16 << 20
+    security = ClientSecurity(
+        BrokerConfig.from_values({"node.id": 1, "log.dirs": "/data"}), lambda: Book().image, Hands(), Counters()
+    )
+
+    async def scenario(bed: Bed) -> None:
+        context = ssl.create_default_context(cafile=str(authority.ca_file))
+        context.check_hostname = False
+        client = Client(*await asyncio.open_connection("127.0.0.1", bed.listener.port, ssl=context))
+        client.fetch(1)
+        assert await client.received() == 1
+        bed.fetch.reads = size
+        client.writer.transport.pause_reading()  # type: ignore[attr-defined] # asyncio's have it
+        client.fetch(2)
+        await until(lambda: bed.fetch.served == 2)
+        await asyncio.sleep(0.1)
+        assert bed.listener.untaken.free == module.MAX_UNTAKEN_BYTES - size
+        client.writer.transport.resume_reading()  # type: ignore[attr-defined] # as above
+        assert await client.received() == 2
+        await until(lambda: bed.listener.untaken.free == module.MAX_UNTAKEN_BYTES)
+
+    run(scenario, Door("SSL", security=security, contexts=KafkaContexts(FreshPem(files), files, ask=False)))
 
 
 def test_a_response_that_a_client_does_not_take_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
