@@ -875,7 +875,7 @@ class _Connection:
             pieces.insert(0, b"\0")
         size = sum(map(len, pieces)) + 4
         pieces.insert(0, _FRONT.pack(size, correlation_id))
-        for hold in self._holds:
+        for hold in self._holds if key != api.PRODUCE else ():  # else they are the next request's
             hold.watch(
                 lambda: self._written - self._writer.transport.get_write_buffer_size(),
                 lambda: self._give_way("a response that the client does not take, while others wait"),

@@ -346,8 +346,11 @@ def test_a_frame_that_hardly_arrives_gives_way(
     async def scenario(bed: Bed) -> None:
         bed.listener.room = room = Room(4 * module.LARGE_BYTES)
         hog, honest = await known(bed, b"c"), await known(bed, b"c")
+        hog.produce(1)
         hold_back(hog, 3 * module.LARGE_BYTES)
         await until(lambda: room.free == module.LARGE_BYTES)
+        bed.produce.begun.pop().set_result(ANSWER)
+        assert await hog.received() == 1, "a response to the request before, which changes nothing"
         await asyncio.sleep(0.1)
         assert not hog.writer.transport.is_closing()
         assert bed.listener.connections == 2
