@@ -55,7 +55,7 @@ from raftmeta.image import MetadataImage, TopicImage
 logger = logging.getLogger(__name__)
 
 MAX_RESPONSE_BYTES: Final = 8 << 20
-"""Of the log in one response; a single larger batch still goes whole."""
+"""Of the log in one response, and of batches in Kafka's format; a single larger batch still goes whole."""
 MAX_WAIT_MS: Final = 60_000
 LEAST_WAIT_S: Final = 0.5
 """For room, however short a wait a client asks for: else it would ask again at once."""
@@ -473,8 +473,9 @@ class _Attempt:
                 aborted: list[Fields] | None = None
                 if self._isolation == common_pb2.READ_COMMITTED:
                     aborted = []
-                if result.records:
-                    convert = partial(to_kafka, result.records, takes_zstd=takes_zstd)
+                most_bytes = MAX_RESPONSE_BYTES - self.converted_bytes  # batches that leave uncompressed may grow much
+                if result.records and most_bytes > 0:
+                    convert = partial(to_kafka, result.records, takes_zstd=takes_zstd, most_bytes=most_bytes)
                     if len(result.records) <= ON_LOOP_BYTES:
                         records = convert()
                     else:

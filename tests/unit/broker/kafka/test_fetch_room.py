@@ -28,6 +28,8 @@ class OnePartition:
             counters=SimpleNamespace(topic=lambda name: SimpleNamespace(bytes_out=0)),
         )
         self.available = AVAILABLE
+        self.growth = 2
+        self.partitions = 1
         self.fetch = Fetch(nothing, MetadataImage, nothing)
         self.partition = SimpleNamespace(
             wait=self._wait,
@@ -39,10 +41,13 @@ class OnePartition:
         )
         monkeypatch.setattr(self.fetch, "topic", lambda named, reads: SimpleNamespace(name="t"))
         monkeypatch.setattr(self.fetch, "read_one", self._read_one)
-        monkeypatch.setattr(module, "to_kafka", lambda records, takes_zstd: [bytes(2 * len(records))])
+        monkeypatch.setattr(module, "to_kafka", self._to_kafka)
         self.room = Room(10_000)
         self.holds: list[Hold | None] = []
         self.has_room = True
+
+    def _to_kafka(self, records: bytes, *, takes_zstd: bool, most_bytes: int) -> list[bytes]:
+        return [bytes(self.growth * len(records))]
 
     def _wait(self, wake: Any, from_follower: bool) -> None:
         if self.available < AVAILABLE:  # more is appended once a fetch waits
@@ -52,7 +57,7 @@ class OnePartition:
     async def _read_one(
         self, wanted: _Part, topic: Any, isolation: Any, rack: str, room: int, *, whole: bool
     ) -> tuple[Any, ReadResult, bool]:
-        size = min(room, self.available) // BATCH * BATCH
+        size = min(room, self.available // self.partitions) // BATCH * BATCH
         if not size and whole:
             size = min(BATCH, self.available)
         return self.partition, ReadResult(bytes(size), 9), False
@@ -64,11 +69,12 @@ class OnePartition:
 
     async def records(self, max_bytes: int, **fields: Any) -> int:
         """Fetch, and return how many bytes of records the response has."""
-        part = {"partition": 0, "current_leader_epoch": 0, "fetch_offset": 0, "partition_max_bytes": 1 << 30}
+        part = {"current_leader_epoch": 0, "fetch_offset": 0, "partition_max_bytes": 1 << 30}
+        parts = [{"partition": each, **part} for each in range(self.partitions)]
         request: Fields = {
             "session_id": 0,
             "session_epoch": -1,
-            "topics": [{"topic": "t", "partitions": [part]}],
+            "topics": [{"topic": "t", "partitions": parts}],
             "forgotten_topics_data": (),
             "isolation_level": 0,
             "max_wait_ms": 0,
@@ -79,8 +85,8 @@ class OnePartition:
         }
         response = await self.fetch.serve(request, 11, Caller(), self.take)
         assert request["topics"] == (), "it may wait long"
-        ((found,),) = (topic["partitions"] for topic in response["responses"])
-        return sum(map(len, cast("list[bytes]", found["records"])))
+        (topic,) = response["responses"]
+        return sum(len(batch) for found in topic["partitions"] for batch in cast("list[bytes]", found["records"]))
 
 
 async def test_a_response_holds_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,3 +119,11 @@ async def test_a_fetch_that_waits_for_records_holds_nothing_else(monkeypatch: py
     assert first.size == 0
     assert second is not None
     assert one.room.held("a") == second.size == 1_000
+
+
+async def test_batches_that_grow_end_a_response(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A consumer without zstd gets such batches uncompressed: a log of some MiB may be gigabytes then."""
+    one = OnePartition(monkeypatch)
+    one.partitions, one.growth = 4, module.MAX_RESPONSE_BYTES // 250
+    assert await one.records(900) == one.growth * 400
+    assert one.room.held("a") == one.growth * 400
