@@ -14,6 +14,7 @@ from broker.kafka import errors
 from broker.kafka import messages as api
 from broker.kafka.apis import Apis, Handler, each_of, failed
 from broker.kafka.codec import Fields
+from broker.kafka.parts import in_turns
 from broker.net.services.admin import AdminService
 from broker.net.services.security import SecurityService
 from broker.security.caller import Caller
@@ -108,7 +109,7 @@ class SecurityApis:
         for each in answer.users:
             by_user.setdefault(each.user, []).append({"mechanism": each.mechanism, "iterations": each.iterations})
         results: list[Fields] = []
-        for name in dict.fromkeys(names or by_user):
+        async for name in in_turns(dict.fromkeys(names or by_user)):
             result: Fields = {"user": name, "credential_infos": by_user.get(name, [])}
             if name not in by_user:
                 result |= failed(ResourceNotFound(f"there is no user {name[:255]!r}"))
@@ -176,7 +177,7 @@ class SecurityApis:
         async def alter(entry: Fields) -> Fields:
             self._apis.permit("Admin/AlterClientQuotas", entry, who)
             entity = QuotaEntity()
-            for each in entry["entity"]:
+            async for each in in_turns(entry["entity"]):
                 setattr(entity, field_of(each["entity_type"]), _quota_name(each["entity_name"], is_default=None))
             call = admin_pb2.AlterClientQuotasRequest(validate_only=request["validate_only"])
             for op in entry["ops"]:

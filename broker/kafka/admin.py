@@ -16,7 +16,7 @@ from broker.kafka import errors
 from broker.kafka import messages as api
 from broker.kafka.apis import Apis, Handler, Services, config_value, each_of, failed, partition_fields
 from broker.kafka.codec import Fields
-from broker.kafka.parts import by_topic, in_turns, once
+from broker.kafka.parts import by_topic, check_count, in_turns, once, parts_of
 from broker.net.services.admin import MAX_REASSIGNMENTS
 from broker.security.caller import Caller, Decisions
 from raftlog._core.words import shown
@@ -95,7 +95,7 @@ class AdminApis:
     async def _describe_configs(self, request: Fields, version: int, who: Caller) -> Fields:
         async def describe(named: Fields) -> Fields:
             resource = _resource(named)
-            wanted = named["configuration_keys"]
+            wanted = None if named["configuration_keys"] is None else {*named["configuration_keys"]}
             keys = _TOPIC_KEYS if resource.type == ConfigResource.TOPIC else _BROKER_KEYS
             found = []
             for each in await self._described(resource, who):
@@ -116,7 +116,7 @@ class AdminApis:
                 )
             return {"configs": found}
 
-        resources = once(request["resources"], lambda each: (each["resource_type"], each["resource_name"]))
+        resources = await once(request["resources"], lambda each: (each["resource_type"], each["resource_name"]))
         return {"results": await each_of(resources, describe, _named_resource)}
 
     def _synonyms(self, resource: ConfigResource, entry: admin_pb2.ConfigEntry) -> Iterator[Fields]:
@@ -152,10 +152,13 @@ class AdminApis:
             call = admin_pb2.AlterConfigsRequest(resource=resource, validate_only=request["validate_only"])
             self._apis.permit("Admin/AlterConfigs", call, who)
             present: dict[str, str] | None = None
-            for each in named["configs"]:
+            seen: set[str] = set()
+            async for each in in_turns(named["configs"]):
                 operation = each["config_operation"]
-                if each["name"] in call.set or each["name"] in call.unset:
+                if each["name"] in seen:
                     raise InvalidRequestError(f"config {each['name'][:249]!r} is named twice")
+                if each["name"] not in _NEVER_SET:
+                    seen.add(each["name"])
                 if operation == DELETE:
                     if each["name"] not in _NEVER_SET:
                         call.unset.append(each["name"])
@@ -180,7 +183,7 @@ class AdminApis:
             resource = _resource(named)
             call = admin_pb2.AlterConfigsRequest(resource=resource, validate_only=request["validate_only"])
             self._apis.permit("Admin/AlterConfigs", call, who)
-            for each in named["configs"]:
+            async for each in in_turns(named["configs"]):
                 call.set[each["name"]] = config_value(each)
             await self._heard()
             own = self._image().resource_configs(resource.type, resource.name)
@@ -217,7 +220,7 @@ class AdminApis:
         results = []
         for found in answer.log_dirs:
             grouped: dict[str, list[Fields]] = {}
-            for each in found.partitions:
+            async for each in in_turns(found.partitions):
                 if wanted is None or each.partition in wanted.get(each.topic, ()):
                     grouped.setdefault(each.topic, []).append(
                         {
@@ -281,11 +284,10 @@ class AdminApis:
     async def _alter_reassignments(self, request: Fields, version: int, who: Caller) -> Fields:
         rows: list[tuple[str, Fields, Fields]] = [
             (topic["name"], part, {"partition_index": part["partition_index"], "error_code": errors.NONE})
-            for topic in request["topics"]
-            for part in topic["partitions"]
+            async for topic, part in in_turns(parts_of(request["topics"]))
         ]
         asked = []
-        for name, part, result in rows:
+        async for name, part, result in in_turns(rows):
             try:
                 self._check_factor(name, part, keep=not request["allow_replication_factor_change"])
             except RaftlogError as error:
@@ -304,7 +306,7 @@ class AdminApis:
                 )
             except RaftlogError as error:
                 whole = failed(error)
-                for _, _, result in asked[first:]:
+                async for _, _, result in in_turns(asked[first:]):
                     result.update(whole)
                 break
             for (_, _, result), found in zip(some, answer.results, strict=True):
@@ -313,7 +315,7 @@ class AdminApis:
         return {
             **whole,
             "allow_replication_factor_change": request["allow_replication_factor_change"],
-            "responses": by_topic(request["topics"], (result for _, _, result in rows)),
+            "responses": await by_topic(request["topics"], (result for _, _, result in rows)),
         }
 
     def _check_factor(self, topic: str, part: Fields, *, keep: bool) -> None:
@@ -415,10 +417,13 @@ class AdminApis:
                 {
                     "topic_name": topic["topic_name"],
                     "partitions": [
-                        described(topic["topic_name"], each["partition_index"]) for each in topic["partitions"]
+                        described(topic["topic_name"], each["partition_index"])
+                        async for each in in_turns(
+                            await once(topic["partitions"], lambda part: int(part["partition_index"]))
+                        )
                     ],
                 }
-                for topic in request["topics"]
+                async for topic in in_turns(await once(request["topics"], lambda topic: topic["topic_name"]))
             ],
             "nodes": [
                 {
@@ -430,6 +435,7 @@ class AdminApis:
         }
 
     async def _describe_topic_partitions(self, request: Fields, version: int, who: Caller) -> Fields:
+        check_count(len(request["topics"]), "topics")
         image, cursor = self._image(), request["cursor"]
         room = max(1, min(request["response_partition_limit"], MAX_PARTITIONS))
         describes = Decisions.of(who, Acl.DESCRIBE, Acl.TOPIC, log=bool(request["topics"]))

@@ -22,7 +22,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NoReturn, TypeVar, cast
 
 from broker.config.config import BrokerConfig
@@ -31,7 +31,7 @@ from broker.kafka import messages as api
 from broker.kafka.codec import Fields
 from broker.kafka.consumer_groups import ConsumerGroupApis
 from broker.kafka.groups import GroupApis
-from broker.kafka.parts import by_topic, in_turns, once
+from broker.kafka.parts import by_topic, check_count, in_turns, once
 from broker.net.services.admin import AdminService
 from broker.net.services.calls import Context
 from broker.net.services.groups import GroupService
@@ -232,8 +232,11 @@ class Apis:
         if named is None or (version == 0 and not named):
             topics = await self._all_topics(image, who)
         else:
-            each_once = once(named, lambda topic: (topic["name"], topic["topic_id"]))
-            topics = [self._named_topic(image, each, who) async for each in in_turns(each_once)]
+            check_count(len(named), "topics")
+            each_once = await once(named, lambda topic: (topic["name"], topic["topic_id"]))
+            topics = []
+            async for topic in in_turns((self._named_topic(image, each, who) for each in each_once), weight=_parts_in):
+                topics.append(topic)
         if request["include_topic_authorized_operations"]:
             async for topic in in_turns(topics):
                 if topic["error_code"] not in _WITHOUT_OPERATIONS:
@@ -259,9 +262,12 @@ class Apis:
     async def _all_topics(self, image: MetadataImage, who: Caller) -> list[Fields]:
         describes = Decisions.of(who, Acl.DESCRIBE, Acl.TOPIC, log=False)
         return [
-            self._topic(image, image.topics[image.topic_id_by_name[name]])
-            async for name in in_turns(sorted(image.topic_id_by_name))
-            if describes is None or describes.allow(name)
+            self._topic(image, topic)
+            async for topic in in_turns(
+                (image.topics[image.topic_id_by_name[name]] for name in sorted(image.topic_id_by_name)),
+                weight=lambda topic: len(topic.partitions),
+            )
+            if describes is None or describes.allow(topic.name)
         ]
 
     def _named_topic(self, image: MetadataImage, wanted: Fields, who: Caller) -> Fields:
@@ -312,7 +318,7 @@ class Apis:
             isolation_level=common_pb2.READ_COMMITTED if committed else common_pb2.READ_UNCOMMITTED
         )
         rows = await self.rows(request["topics"], "name", "partition_index", who)
-        for topic_id, _, part in rows:
+        async for topic_id, _, part in in_turns(rows):
             if topic_id is not None:
                 wanted.partitions.add(
                     topic_id=topic_id,
@@ -321,7 +327,7 @@ class Apis:
                     timestamp_ms=part["timestamp"],
                 )
         answered = iter((await self._services.log.list_offsets(wanted)).results)
-        for topic_id, result, _ in rows:
+        async for topic_id, result, _ in in_turns(rows):
             if topic_id is None:
                 continue
             found = next(answered)
@@ -329,12 +335,12 @@ class Apis:
             if not result["error_code"]:
                 result["timestamp"], result["offset"] = found.timestamp_ms, found.offset
                 result["leader_epoch"] = found.leader_epoch if found.offset >= 0 else -1
-        return {"topics": by_topic(request["topics"], (result for _, result, _ in rows))}
+        return {"topics": await by_topic(request["topics"], (result for _, result, _ in rows))}
 
     async def _offset_for_leader_epoch(self, request: Fields, version: int, who: Caller) -> Fields:
         wanted = log_pb2.OffsetForLeaderEpochRequest()
         rows = await self.rows(request["topics"], "topic", "partition", who)
-        for topic_id, _, part in rows:
+        async for topic_id, _, part in in_turns(rows):
             if topic_id is not None:
                 wanted.partitions.add(
                     topic_id=topic_id,
@@ -344,18 +350,18 @@ class Apis:
                 )
         answer = await self.call("Log/OffsetForLeaderEpoch", self._services.log.OffsetForLeaderEpoch, wanted, who)
         answered = iter(answer.results)
-        for topic_id, result, _ in rows:
+        async for topic_id, result, _ in in_turns(rows):
             if topic_id is not None:
                 found = next(answered)
                 result["error_code"] = errors.code_in(found)
                 if not result["error_code"]:
                     result["leader_epoch"], result["end_offset"] = found.leader_epoch, found.end_offset
-        return {"topics": by_topic(request["topics"], (result for _, result, _ in rows), "topic")}
+        return {"topics": await by_topic(request["topics"], (result for _, result, _ in rows), "topic")}
 
     async def _delete_records(self, request: Fields, version: int, who: Caller) -> Fields:
         wanted = log_pb2.DeleteRecordsRequest()
         rows = await self.rows(request["topics"], "name", "partition_index", who)
-        for topic_id, result, part in rows:
+        async for topic_id, result, part in in_turns(rows):
             result["low_watermark"] = -1
             if topic_id is not None:
                 wanted.partitions.add(
@@ -363,30 +369,34 @@ class Apis:
                 )
         answer = await self.call("Log/DeleteRecords", self._services.log.DeleteRecords, wanted, who)
         answered = iter(answer.results)
-        for topic_id, result, _ in rows:
+        async for topic_id, result, _ in in_turns(rows):
             if topic_id is not None:
                 found = next(answered)
                 result["error_code"] = errors.code_in(found)
                 if not result["error_code"]:
                     result["low_watermark"] = found.log_start_offset
-        return {"topics": by_topic(request["topics"], (result for _, result, _ in rows))}
+        return {"topics": await by_topic(request["topics"], (result for _, result, _ in rows))}
 
-    async def rows(self, topics: Iterable[Fields], name: str, index: str, who: Caller) -> list[Row]:
+    async def rows(self, topics: Sequence[Fields], name: str, index: str, who: Caller) -> list[Row]:
         """Return (topic id, result, part) of every partition; no id: the result says why there is no more to it.
 
         There is no such topic, or, as in Kafka, the request has named the partition before.
+
+        Raises:
+            InvalidRequestError: the request names too many partitions.
         """
+        check_count(sum(len(topic["partitions"]) for topic in topics), "partitions")
         describes = Decisions.of(who, Acl.DESCRIBE, Acl.TOPIC)
         seen: set[tuple[str, int]] = set()
         rows: list[Row] = []
-        async for topic in in_turns(topics):
+        async for topic in in_turns(topics, weight=_parts_in):
             topic_id = self.id_of(topic[name])
             code = errors.NONE
             if topic_id is None:  # no answer may tell a stranger which topics exist
                 hidden = describes is not None and not describes.allow(topic[name])
                 refused = describes.refusal(topic[name]) if hidden and describes is not None else None
                 code = errors.UNKNOWN_TOPIC_OR_PARTITION if refused is None else errors.code_of(refused)
-            for part in topic["partitions"]:
+            async for part in in_turns(topic["partitions"]):
                 at = topic[name], part[index]
                 if at in seen:
                     rows.append((None, {index: part[index], "error_code": errors.INVALID_REQUEST}, part))
@@ -403,17 +413,16 @@ class Apis:
         async def create(topic: Fields) -> Fields:
             if named[topic["name"]] > 1:
                 raise InvalidRequestError(f"topic {topic['name'][:249]!r} is named twice")
-            call = admin_pb2.CreateTopicRequest(
-                name=topic["name"],
-                configs={each["name"]: config_value(each) for each in topic["configs"]},
-                validate_only=request["validate_only"],
-            )
+            call = admin_pb2.CreateTopicRequest(name=topic["name"], validate_only=request["validate_only"])
+            self.permit("Admin/CreateTopic", call, who)  # before work for all that a topic may have
+            async for config in in_turns(topic["configs"]):
+                call.configs[config["name"]] = config_value(config)
             if topic["assignments"]:
                 by_partition = {each["partition_index"]: each["broker_ids"] for each in topic["assignments"]}
                 if sorted(by_partition) != list(range(len(topic["assignments"]))):
                     raise InvalidRequestError("the assignments name the partitions from 0 on, each once")
-                replicas = (ReplicaAssignment(replicas=by_partition[each]) for each in sorted(by_partition))
-                call.assignments.extend(replicas)
+                async for number in in_turns(sorted(by_partition)):
+                    call.assignments.append(ReplicaAssignment(replicas=by_partition[number]))
             call.partitions = _number_or_default(topic["num_partitions"], "num_partitions")
             call.replication_factor = _number_or_default(topic["replication_factor"], "replication_factor")
             answer = await self.call(
@@ -485,7 +494,7 @@ class Apis:
         keys = request["coordinator_keys"]
         return {
             "coordinators": [
-                await self._coordinator(each, request["key_type"], who) async for each in in_turns(once(keys))
+                await self._coordinator(each, request["key_type"], who) async for each in in_turns(await once(keys))
             ]
         }
 
@@ -510,6 +519,10 @@ class Apis:
 
 
 Row = tuple[bytes | None, Fields, Fields]
+
+
+def _parts_in(topic: Fields) -> int:
+    return 1 + len(topic["partitions"])
 
 
 def api_versions(error_code: int) -> Fields:

@@ -13,14 +13,15 @@ A message is a dict by field name. A field that a version lacks has its default 
 encoding. `records` are decoded to a `memoryview` of the request, not copied; every other value is a copy.
 
 Bounds: nothing is allocated for a length or count that the bytes left cannot hold, and a message holds at most
-MAX_ELEMENTS array elements, so a small frame cannot become a large object. Unknown tagged fields are skipped.
+`Message.max_elements` array elements, so a small frame cannot become a large object. Unknown tagged fields are skipped;
+a header or structure has at most MAX_TAGGED_FIELDS, which count as elements too.
 """
 
 from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
@@ -29,8 +30,12 @@ from raftlog.errors import InvalidRequestError
 Fields: TypeAlias = dict[str, Any]
 """A message, or a structure in one."""
 
-MAX_ELEMENTS: Final = 100_000
-"""Array elements of one message, of all arrays together."""
+MAX_ELEMENTS: Final = 20_000
+"""Array elements of one message, of all arrays together: 10,000 topics of one partition each, or one of 19,999."""
+MAX_WITH_REPLICAS: Final = 100_000
+"""Of a message whose partitions have lists of replicas."""
+MAX_TAGGED_FIELDS: Final = 16
+"""Of one structure, or of a header, where clients send none."""
 FOREVER: Final = 1 << 15
 _VARINT_BYTES: Final = 5
 
@@ -45,13 +50,15 @@ class LargeMessage(Exception):
 class Reader:
     """A position in the bytes of a message."""
 
-    __slots__ = ("at", "data", "elements_left", "end", "most")
+    __slots__ = ("at", "data", "elements_left", "end", "limit", "most")
 
-    def __init__(self, data: memoryview, at: int = 0, most: int = MAX_ELEMENTS) -> None:
+    def __init__(self, data: memoryview, at: int = 0, most: int = MAX_ELEMENTS, limit: int = MAX_ELEMENTS) -> None:
+        """`most`: elements to be read now. `limit`: elements that the message may have."""
         self.data = data
         self.at = at
         self.end = len(data)
-        self.elements_left = self.most = most
+        self.elements_left = self.most = min(most, limit)
+        self.limit = limit
 
     def take(self, size: int) -> memoryview:
         """Return the next `size` bytes without a copy. Raises InvalidRequestError: they are not there."""
@@ -73,15 +80,24 @@ class Reader:
                 return value
         raise InvalidRequestError("the request has a length that is no varint of 32 bits")
 
+    def tagged_fields(self) -> Iterator[tuple[int, memoryview]]:
+        """Yield the tags and values of the tagged fields that begin here. Raises InvalidRequestError: too many."""
+        count = self.varint()
+        if count > MAX_TAGGED_FIELDS:
+            raise InvalidRequestError(f"a structure has {count} tagged fields, at most {MAX_TAGGED_FIELDS} are taken")
+        for _ in range(self.count(count)):
+            tag, size = self.varint(), self.varint()
+            yield tag, self.take(size)
+
     def count(self, count: int) -> int:
         """Return the number of an array's elements, checked. Raises InvalidRequestError, LargeMessage: too many."""
         if not 0 <= count <= self.end - self.at:  # each has at least one byte
             raise InvalidRequestError(f"the request claims {count} elements in {self.end - self.at} bytes")
         self.elements_left -= count
         if self.elements_left < 0:
-            if self.most < MAX_ELEMENTS:
+            if self.most < self.limit:
                 raise LargeMessage
-            raise InvalidRequestError(f"a request may have {MAX_ELEMENTS} array elements: split it")
+            raise InvalidRequestError(f"this request may have {self.limit} array elements: split it")
         return count
 
 
@@ -215,20 +231,21 @@ class Message:
         self.last = last
         self.flexible_from = flexible_from
         self.fields: list[_Field] = []
+        self.max_elements = MAX_ELEMENTS
         self._made: dict[int, tuple[Read, Write]] = {}
 
     def is_flexible(self, version: int) -> bool:
         """Whether that version has compact lengths and tagged fields (KIP-482)."""
         return version >= self.flexible_from
 
-    def decode(self, data: memoryview, version: int, at: int = 0, most: int = MAX_ELEMENTS) -> Fields:
+    def decode(self, data: memoryview, version: int, at: int = 0, most: int = MAX_WITH_REPLICAS) -> Fields:
         """Return the message that begins at `at`. Bytes after it are ignored, as Kafka does: librdkafka sends some.
 
         Raises:
             InvalidRequestError: it is cut short, or exceeds a bound.
             LargeMessage: it has more than `most` elements.
         """
-        reader = Reader(data, at, most)
+        reader = Reader(data, at, most, self.max_elements)
         try:
             found: Fields = self._codec(version)[0](reader)
         except (struct.error, UnicodeDecodeError) as error:
@@ -261,12 +278,10 @@ def _structure(fields: list[_Field], version: int, flexible: bool) -> tuple[Read
     readers = [(name, read) for name, _, read, _ in plain]
 
     def read_tagged(reader: Reader, found: Fields) -> None:
-        for _ in range(reader.count(reader.varint())):
-            tag, size = reader.varint(), reader.varint()
-            body = reader.take(size)
+        for tag, body in reader.tagged_fields():
             if tag in tagged:
                 name, _, read, _ = tagged[tag]
-                inner = Reader(body, most=reader.most)
+                inner = Reader(body, most=reader.most, limit=reader.limit)
                 inner.elements_left = reader.elements_left
                 found[name] = read(inner)
                 reader.elements_left = inner.elements_left

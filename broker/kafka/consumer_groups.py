@@ -40,8 +40,16 @@ from broker.coordinator.groups.coordinators import GroupShard
 from broker.kafka import errors
 from broker.kafka import messages as api
 from broker.kafka.codec import Fields
-from broker.kafka.groups import MAX_CLIENT_ID, STATES, CallService, Handler, code_of, tell_operations
-from broker.kafka.parts import once
+from broker.kafka.groups import (
+    GROUPS_AT_A_TIME,
+    MAX_CLIENT_ID,
+    STATES,
+    CallService,
+    Handler,
+    code_of,
+    tell_operations,
+)
+from broker.kafka.parts import in_turns, once
 from broker.net.services.groups import GroupService, MemberPermissions
 from broker.security.caller import Caller
 from raftlog.errors import (
@@ -395,9 +403,10 @@ class ConsumerGroupApis:
     # Tools
 
     async def _describe(self, request: Fields, version: int, who: Caller) -> Fields:
-        groups = [await self._described(group_id, who) for group_id in once(request["group_ids"])]
+        named = await once(request["group_ids"])
+        groups = [await self._described(group_id, who) async for group_id in in_turns(named, GROUPS_AT_A_TIME)]
         if request["include_authorized_operations"]:
-            tell_operations(groups, who)
+            await tell_operations(groups, who)
         return {"groups": groups}
 
     async def _described(self, group_id: str, who: Caller) -> Fields:

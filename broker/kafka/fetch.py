@@ -14,9 +14,13 @@ what they change, and responses only partitions that have changed:
     an id, another epoch                 INVALID_FETCH_SESSION_EPOCH: the client begins another
     an id that is not known              FETCH_SESSION_ID_NOT_FOUND: likewise
 
-A session belongs to the principal that has opened it, and outlives its connection. There are at most MAX_SESSIONS with
-MAX_CACHED partitions together; a new one takes the place of the one that was unused for longest, if that is longer than
-EVICTION_S. Partitions whose records were sent go to the end of a session, so that all have their turn.
+A session belongs to the principal that has opened it, and outlives its connection. One has at most MAX_NAMED
+partitions; there are at most MAX_SESSIONS, with MAX_CACHED partitions together. A new one takes the place of the one
+that was unused for longest, if that is longer than EVICTION_S. Partitions whose records were sent go to the end of a
+session, so that all have their turn.
+
+Before a fetch reads, it takes room for what it may read, which it keeps until the client has taken the response.
+Without room in time the response has no records.
 
 Like `broker/partition/fetch_session.py`, nothing leaves without a valid lease.
 """
@@ -28,18 +32,19 @@ import logging
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import Executor
 from functools import partial
 from typing import Any, Final
 
 from broker.kafka import errors
 from broker.kafka.codec import Fields
-from broker.kafka.parts import in_turns
+from broker.kafka.parts import MAX_NAMED, check_count, in_turns
 from broker.kafka.record_batches import to_kafka
 from broker.log.partition_log import ReadResult
 from broker.partition.fetch_session import readable_end
 from broker.partition.partition import Partition
+from broker.quotas.room import Hold
 from broker.replicas.replica_manager import ReplicaManager
 from broker.security.caller import Caller, Decisions
 from raftlog.errors import CorruptRecordError, NotLeader, RaftlogError, UnknownTopicId, UnknownTopicOrPartition
@@ -50,8 +55,10 @@ from raftmeta.image import MetadataImage, TopicImage
 logger = logging.getLogger(__name__)
 
 MAX_RESPONSE_BYTES: Final = 8 << 20
-"""Of the log in one response; a single larger batch still goes whole."""
+"""Of the log in one response, and of batches in Kafka's format; a single larger batch still goes whole."""
 MAX_WAIT_MS: Final = 60_000
+LEAST_WAIT_S: Final = 0.5
+"""For room, however short a wait a client asks for: else it would ask again at once."""
 ON_LOOP_BYTES: Final = 64 << 10
 """Converting this many bytes takes about a millisecond; more are converted on a disk thread."""
 ZSTD_FROM: Final = 10
@@ -70,6 +77,9 @@ MAX_CACHED: Final = 500_000
 """Partitions of all sessions together."""
 EVICTION_S: Final = 120.0
 """As Kafka's min.incremental.fetch.session.eviction.ms."""
+
+TakeRoom = Callable[[int, float], Awaitable[Hold | None]]
+"""Waits for room for at most so many bytes, for at most so many seconds; None: there was none."""
 
 Key = tuple[str | bytes, int]
 """A partition, by the topic's name or id."""
@@ -149,7 +159,9 @@ class Sessions:
 
         Raises:
             Refusal: the session is not known, or is at another epoch.
+            InvalidRequestError: too many partitions are named.
         """
+        check_count(sum(len(topic["partitions"]) for topic in request["topics"]), "partitions")
         by_id = version >= IDS_FROM
         session_id, epoch = request["session_id"], request["session_epoch"]
         known = self._sessions.get(session_id)
@@ -187,7 +199,7 @@ class Sessions:
                 else:
                     found.change(part)
         self._cached += len(session.parts) - before
-        if self._cached > MAX_CACHED:
+        if self._cached > MAX_CACHED or len(session.parts) > MAX_NAMED:
             self._end(session)
             raise Refusal(errors.FETCH_SESSION_ID_NOT_FOUND)
 
@@ -232,20 +244,29 @@ class Fetch:
         self._lease = replica_manager.lease
         self._counters = replica_manager.counters
 
-    async def serve(self, request: Fields, version: int, who: Caller) -> Fields:
-        """Return the response."""
+    async def serve(self, request: Fields, version: int, who: Caller, take: TakeRoom) -> Fields:
+        """Return the response. `take`: gives room for records, which is the response's until it has left.
+
+        Raises:
+            InvalidRequestError: too many partitions are named.
+        """
         try:
             session, parts = self.sessions.enter(request, version, who.principal)
         except Refusal as refusal:
             return {"error_code": refusal.code, "session_id": NO_SESSION, "responses": []}
+        request["topics"] = request["forgotten_topics_data"] = ()  # it may wait long, and has what it needs
         attempt = _Attempt(self, request, parts, version, who)
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + max(0, min(request["max_wait_ms"], MAX_WAIT_MS)) / 1_000
         changed = asyncio.Event()
+        most = min(max(request["max_bytes"], 1), MAX_RESPONSE_BYTES)
         try:
             while True:
+                room = await take(most, max(deadline_s - loop.time(), LEAST_WAIT_S))
                 begun_s = time.monotonic()
-                await attempt.read(changed.set)
+                await attempt.read(changed.set, 0 if room is None else room.size)
+                if room is not None:
+                    room.resize(attempt.bytes)
                 remaining_s = deadline_s - loop.time()
                 if attempt.is_final or attempt.bytes >= request["min_bytes"] or remaining_s <= 0:
                     break
@@ -255,9 +276,13 @@ class Fetch:
                 except TimeoutError:
                     pass
                 changed.clear()
+                if room is not None:
+                    room.give()
         finally:
             attempt.stop_waiting(changed.set)
         await attempt.convert()
+        if room is not None and attempt.bytes:
+            room.resize(attempt.converted_bytes)
         attempt.withhold_without_lease()
         attempt.trace(begun_s)
         is_first = request["session_epoch"] in (FULL_EPOCH, NO_EPOCH)
@@ -372,6 +397,7 @@ class _Attempt:
 
     Attributes:
         bytes: of the log, read in the last round.
+        converted_bytes: what they are in the response.
         is_final: whether a partition is refused or redirected, which the client has to learn at once.
     """
 
@@ -387,16 +413,19 @@ class _Attempt:
         self._reads = Decisions.of(who, Acl.READ, Acl.TOPIC)
         self._read: list[tuple[_Part, Fields, str, Partition, ReadResult, bool]] = []
         self._waited: list[Partition] = []
-        self.bytes = 0
+        self.bytes = self.converted_bytes = 0
         self.is_final = False
         self._wanted: list[tuple[_Part, Fields]] = [(each, {"partition_index": each.partition}) for each in parts]
 
-    async def read(self, wake: Callable[[], None]) -> None:
-        """Read every partition, and have `wake` called when one of them changes."""
+    async def read(self, wake: Callable[[], None], room: int) -> None:
+        """Read every partition, and have `wake` called when one of them changes.
+
+        `room`: bytes to read; a first batch that is larger is read whole, unless there is no room at all.
+        """
         self.stop_waiting(wake)
         self._read.clear()
         self.bytes, self.is_final = 0, False
-        room = min(max(self._request["max_bytes"], 1), MAX_RESPONSE_BYTES)
+        has_room = room > 0
         if not self._api.has_lease:
             self._api.call_when_renewed(wake)
             return
@@ -404,7 +433,8 @@ class _Attempt:
         async for wanted, answer in in_turns(self._wanted):
             try:
                 topic = self._api.topic(wanted.topic, self._reads)
-                found = await self._api.read_one(wanted, topic, self._isolation, rack, room, whole=not self.bytes)
+                whole = has_room and not self.bytes
+                found = await self._api.read_one(wanted, topic, self._isolation, rack, room, whole=whole)
             except RaftlogError as error:
                 self._refuse(answer, error)
                 continue
@@ -437,14 +467,15 @@ class _Attempt:
         """Turn what was read into the response."""
         takes_zstd = self._version >= ZSTD_FROM
         loop = asyncio.get_running_loop()
-        for wanted, answer, topic, partition, result, _ in self._read:
+        async for wanted, answer, topic, partition, result, _ in in_turns(self._read):
             try:
                 records: list[bytes] = []
                 aborted: list[Fields] | None = None
                 if self._isolation == common_pb2.READ_COMMITTED:
                     aborted = []
-                if result.records:
-                    convert = partial(to_kafka, result.records, takes_zstd=takes_zstd)
+                most_bytes = MAX_RESPONSE_BYTES - self.converted_bytes  # batches that leave uncompressed may grow much
+                if result.records and most_bytes > 0:
+                    convert = partial(to_kafka, result.records, takes_zstd=takes_zstd, most_bytes=most_bytes)
                     if len(result.records) <= ON_LOOP_BYTES:
                         records = convert()
                     else:
@@ -452,6 +483,7 @@ class _Attempt:
                     if aborted is not None:
                         aborted = await self._api.aborted(partition, wanted.offset, result.next_offset)
                     self._api.count(topic, len(result.records))
+                    self.converted_bytes += sum(map(len, records))
             except RaftlogError as error:
                 if isinstance(error, CorruptRecordError):
                     partition.suspect(wanted.offset)

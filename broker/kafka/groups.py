@@ -25,7 +25,7 @@ from broker.coordinator.groups.commands import Command
 from broker.kafka import errors
 from broker.kafka import messages as api
 from broker.kafka.codec import Fields
-from broker.kafka.parts import by_topic, in_turns, once
+from broker.kafka.parts import by_topic, in_turns, once, parts_of
 from broker.net.services.calls import Call
 from broker.net.services.groups import GroupService
 from broker.security.caller import Caller, authorized_operations
@@ -39,6 +39,8 @@ JOIN_MARGIN_S: Final = 600.0
 """How much longer than the rebalance timeout a join or sync may wait; the coordinator ends it before."""
 MAX_CLIENT_ID: Final = MAX_ID - 37
 """So that there is room for a UUID in a member id."""
+GROUPS_AT_A_TIME: Final = 10
+"""Groups between two turns of the event loop: each is a call of the coordinator's."""
 REQUIRES_ID_FROM: Final = 4
 SKIPS_ASSIGNMENT_FROM: Final = 9
 NOT_FOUND_FROM: Final = 6
@@ -212,9 +214,10 @@ class GroupApis:
         return described
 
     async def _describe(self, request: Fields, version: int, who: Caller) -> Fields:
-        groups = [await self._classic(group_id, version, who) for group_id in once(request["groups"])]
+        named = await once(request["groups"])
+        groups = [await self._classic(group_id, version, who) async for group_id in in_turns(named, GROUPS_AT_A_TIME)]
         if request["include_authorized_operations"]:
-            tell_operations(groups, who)
+            await tell_operations(groups, who)
         return {"groups": groups}
 
     async def _classic(self, group_id: str, version: int, who: Caller) -> Fields:
@@ -275,7 +278,7 @@ class GroupApis:
 
     async def _delete(self, request: Fields, version: int, who: Caller) -> Fields:
         results = []
-        for group_id in request["groups_names"]:
+        async for group_id in in_turns(request["groups_names"], GROUPS_AT_A_TIME):
             asked = group_pb2.DeleteGroupsRequest(group_ids=[group_id])
             code = errors.NONE
             try:
@@ -302,25 +305,30 @@ class GroupApis:
         codes: list[int]
         try:
             answer = await self._call("Group/CommitOffsets", self._service.CommitOffsets, call, who)
-            codes = [errors.code_in(each, of_coordinator=True) for each in answer.results]
+            codes = [errors.code_in(each, of_coordinator=True) async for each in in_turns(answer.results)]
         except RaftlogError as error:
             codes = [errors.code_of(error, of_coordinator=True)] * len(call.offsets)
-        return coded(request, codes)
+        return await coded(request, codes)
 
     async def _fetch_offsets(self, request: Fields, version: int, who: Caller) -> Fields:
         if version < 8:
             found = await self._group_offsets(request, request["require_stable"], who)
             del found["group_id"]
             return found
-        groups = once(request["groups"], lambda group: group["group_id"])
-        return {"groups": [await self._group_offsets(each, request["require_stable"], who) for each in groups]}
+        groups = await once(request["groups"], lambda group: group["group_id"])
+        return {
+            "groups": [
+                await self._group_offsets(each, request["require_stable"], who)
+                async for each in in_turns(groups, GROUPS_AT_A_TIME)
+            ]
+        }
 
     async def _group_offsets(self, group: Fields, require_stable: bool, who: Caller) -> Fields:
         topics = group["topics"]
         call = group_pb2.FetchOffsetsRequest(
             group_id=group["group_id"], member_epoch=-1, require_stable=require_stable, all=topics is None
         )
-        for topic in topics or ():
+        async for topic in in_turns(topics or ()):
             numbers = sorted({*topic["partition_indexes"]})
             call.partitions.add(topic=topic["name"], partitions=numbers)
         try:
@@ -351,21 +359,21 @@ class GroupApis:
         rows = [(topic["name"], part["partition_index"]) for topic in request["topics"] for part in topic["partitions"]]
         if len(set(rows)) < len(rows):
             return {"error_code": code_of(InvalidRequestError("a partition is named twice")), "topics": []}
-        for name, number in rows:
+        async for name, number in in_turns(rows):
             asked.partitions.add(topic=name, partitions=[number])
         try:
             answer = await self._call("Group/DeleteOffsets", self._service.DeleteOffsets, asked, who)
         except RaftlogError as error:
             return {"error_code": code_of(error), "topics": []}
         codes = [
-            code_of(errors.error_of(each.error)) if each.HasField("error") else errors.NONE for each in answer.results
+            code_of(errors.error_of(each.error)) if each.HasField("error") else errors.NONE
+            async for each in in_turns(answer.results)
         ]
-        return {"error_code": errors.NONE, **coded(request, codes)}
+        return {"error_code": errors.NONE, **await coded(request, codes)}
 
 
 async def offsets_in(request: Fields) -> list[group_pb2.CommitOffset]:
     """Return the offsets that a request commits, in its order. The event loop does other work in between."""
-    named = ((topic, part) for topic in request["topics"] for part in topic["partitions"])
     return [
         group_pb2.CommitOffset(
             topic=topic["name"],
@@ -374,15 +382,15 @@ async def offsets_in(request: Fields) -> list[group_pb2.CommitOffset]:
             leader_epoch=part["committed_leader_epoch"],
             metadata=part["committed_metadata"] or "",
         )
-        async for topic, part in in_turns(named)
+        async for topic, part in in_turns(parts_of(request["topics"]))
     ]
 
 
-def coded(request: Fields, codes: Iterable[int]) -> Fields:
+async def coded(request: Fields, codes: Iterable[int]) -> Fields:
     """Return an error code for each partition of a request, by topic."""
     parts = (part["partition_index"] for topic in request["topics"] for part in topic["partitions"])
     results = ({"partition_index": part, "error_code": code} for part, code in zip(parts, codes, strict=True))
-    return {"topics": by_topic(request["topics"], results)}
+    return {"topics": await by_topic(request["topics"], results)}
 
 
 def _none_committed(topics: Iterable[Fields], code: int) -> list[Fields]:
@@ -398,9 +406,9 @@ def _none_committed(topics: Iterable[Fields], code: int) -> list[Fields]:
     ]
 
 
-def tell_operations(groups: list[Fields], who: Caller) -> None:
+async def tell_operations(groups: list[Fields], who: Caller) -> None:
     """Add to descriptions of groups what the caller may do with each (KIP-430)."""
-    for each in groups:
+    async for each in in_turns(groups, GROUPS_AT_A_TIME):
         if each["error_code"] == errors.NONE and each["group_state"] != STATES[group_pb2.DEAD]:
             each["authorized_operations"] = authorized_operations(who, Acl.GROUP, each["group_id"])
 

@@ -9,11 +9,18 @@ and nothing is read meanwhile, so a client that does not read its responses cost
 
 Bounds, so that no client harms another:
 - A frame without records has at most MAX_REQUEST_BYTES, a produce request at most socket.request.max.bytes. A frame
-  that claims more closes the connection before a byte of it is read.
-- A frame is read as it arrives; a claimed size allocates nothing. Large frames of all connections together take at
-  most MAX_LARGE_BYTES; beyond that, connections wait.
+  that claims more closes the connection before a byte of it is read. A user that may write to no topic can send no
+  produce request of more than MAX_REQUEST_BYTES either.
+- A frame is read as it arrives; a claimed size allocates nothing. Large frames of all connections together claim at
+  most MAX_LARGE_BYTES, and each user its share of that (`Room`); beyond it, connections wait before they read. While
+  any wait, those whose frames hardly arrive are closed.
 - A connection has FRAME_S for the rest of a frame that it has begun, RESPONSE_S to take a response, FIRST_S for its
   first request, and connections.max.idle.ms between two.
+- Requests of more than ON_LOOP_ELEMENTS, and those whose responses may be long, together hold MAX_ELEMENTS_UNDER_WAY
+  from before they are decoded until their responses have left, each user its share (`Room`). A question whose client
+  goes meanwhile is given up.
+- Fetches together read at most MAX_UNTAKEN_BYTES before their clients have taken the responses, each user its share. A
+  fetch beyond that waits, for less than a client asks for too, and has no records if there is no room in time.
 - The limits of `ConnectionLimits` (broker/net/connections.py).
 - Where clients have to authenticate, few connections at a time have not done so yet, of one network and of all: the
   oldest gives way (`Newcomers`). They have connection.login.timeout.ms, a handful of small requests, and no other API
@@ -66,12 +73,15 @@ from broker.net.interceptors import Rarely
 from broker.net.services.security import SecurityService
 from broker.observability.counters import MTLS, Counters
 from broker.quotas.manager import LOOK_AGAIN_MS, MAX_CLIENT_ID, Measured, QuotaManager, whole_ms
+from broker.quotas.room import Hold, Room
 from broker.replicas.replica_manager import ReplicaManager
+from broker.security.audit import network_of
 from broker.security.caller import Caller, caller
 from broker.security.identify import MAX_STRANGERS_OF_NETWORK, Login
 from broker.server.lease import Lease
-from raftlog._core.security.acls import canonical_host
+from raftlog._core.security.acls import ANONYMOUS, canonical_host
 from raftlog.errors import BrokerUnavailable, InvalidRequestError
+from raftlog.v1.security_pb2 import Acl
 from raftmeta.image import MetadataImage
 from raftmeta.quotas import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, REQUEST_PERCENTAGE
 
@@ -83,8 +93,14 @@ MAX_REQUEST_BYTES: Final = 1 << 20
 MAX_LARGE_BYTES: Final = 256 << 20
 LARGE_BYTES: Final = 64 << 10
 PIECE_BYTES: Final = 64 << 10
+CHUNK_BYTES: Final = 128 << 10
+"""Of a response, given to the transport at a time: TLS's takes all that it is given, and then does not wait."""
 ON_LOOP_ELEMENTS: Final = 1_000
 """What is read or written in a few milliseconds; larger requests and responses are in a thread, one at a time."""
+MAX_ELEMENTS_UNDER_WAY: Final = 200_000
+"""Of all requests that are being read and answered; a topic without partitions takes half a kilobyte in a response."""
+LISTED_ELEMENTS: Final = 5_000
+"""What the response of an API that lists things is taken for before it is there."""
 MAX_UNANSWERED: Final = 64
 """Produces of one connection whose responses have not left."""
 FIRST_S: Final = 30.0
@@ -109,6 +125,44 @@ _GO_ON: Final = _NEVER_HELD | {api.PRODUCE, api.FETCH, api.OFFSET_COMMIT}
 """Served on connections that a user has when it is shut out: to clients of raftlog these are messages of streams that
 are open, which go on (ADR 0043). The first request of a connection is none of these."""
 
+MAX_UNTAKEN_BYTES: Final = 128 << 20
+"""Of the log, in responses of all connections."""
+LEAST_FETCH_BYTES: Final = 1 << 20
+"""A fetch does not wait for more."""
+FRAME_STALL_S: Final = 5.0
+"""For a piece of a large frame while others wait; a lost packet is sent again within this time."""
+RESPONSE_STALL_S: Final = 20.0
+"""For a piece of a response while others wait; some clients take it only after they have processed the last one."""
+
+_LISTS: Final = frozenset(
+    {
+        api.METADATA,
+        api.OFFSET_FETCH,
+        api.LIST_GROUPS,
+        api.DESCRIBE_GROUPS,
+        api.CONSUMER_GROUP_DESCRIBE,
+        api.DESCRIBE_CONFIGS,
+        api.DESCRIBE_LOG_DIRS,
+        api.DESCRIBE_ACLS,
+        api.DESCRIBE_CLIENT_QUOTAS,
+        api.DESCRIBE_USER_SCRAM_CREDENTIALS,
+        api.DESCRIBE_TOPIC_PARTITIONS,
+        api.LIST_PARTITION_REASSIGNMENTS,
+        api.LIST_TRANSACTIONS,
+    }
+)
+"""Their responses may be long where the requests are short."""
+_QUESTIONS: Final = _LISTS | {
+    api.LIST_OFFSETS,
+    api.OFFSET_FOR_LEADER_EPOCH,
+    api.FIND_COORDINATOR,
+    api.DESCRIBE_CLUSTER,
+    api.DESCRIBE_PRODUCERS,
+    api.DESCRIBE_QUORUM,
+    api.DESCRIBE_TRANSACTIONS,
+}
+"""They change nothing, so they are given up when the client has gone."""
+
 _NO_CERTIFICATE: Final = frozenset({"CERTIFICATE_VERIFY_FAILED", "PEER_DID_NOT_RETURN_A_CERTIFICATE"})
 """OpenSSL's reasons for which a handshake fails because of the client's certificate; raised only if one is required."""
 
@@ -121,28 +175,6 @@ HEAD_BYTES: Final = _HEAD.size + 2
 
 class _Closed(Exception):
     """The connection is to be closed; the text says why."""
-
-
-class _Room:
-    """The memory for large frames, shared by all connections."""
-
-    def __init__(self, total: int) -> None:
-        self._left = total
-        self._waiting: deque[asyncio.Event] = deque()
-
-    async def take(self, size: int) -> None:
-        """Wait until there is room, and take it."""
-        while self._left < size:
-            freed = asyncio.Event()
-            self._waiting.append(freed)
-            await freed.wait()
-        self._left -= size
-
-    def give(self, size: int) -> None:
-        """Give it back."""
-        self._left += size
-        while self._waiting:
-            self._waiting.popleft().set()
 
 
 class KafkaListener:
@@ -170,7 +202,8 @@ class KafkaListener:
         self.lease = lease
         self.counters = counters
         self.max_frame_bytes = max_frame_bytes
-        self.room = _Room(MAX_LARGE_BYTES)
+        self.room = Room(MAX_LARGE_BYTES)
+        """Of large frames, in bytes."""
         self.port = 0
         self.limits = limits
         self.idle_s = idle_s
@@ -190,6 +223,9 @@ class KafkaListener:
         """One for each connection, from its first moment."""
         self._connections: set[_Connection] = set()
         """Those behind their TLS handshake."""
+        self.elements = Room(MAX_ELEMENTS_UNDER_WAY)
+        self.untaken = Room(MAX_UNTAKEN_BYTES)
+        """Of what fetches have read, in bytes."""
         self._converting = asyncio.Lock()
         self._logged = Rarely()
         offered = {*handlers, api.PRODUCE, api.FETCH, api.SASL_HANDSHAKE, api.SASL_AUTHENTICATE}
@@ -245,10 +281,32 @@ class KafkaListener:
                 extra={"event": "kafka_disconnected", "host": host, "reason": why},
             )
 
-    async def beside(self, convert: Callable[..., T], *arguments: Any) -> T:
-        """Read a large request, or write a large response, beside the event loop; one at a time."""
+    def tell_of_user(self, name: str, host: str, why: str) -> None:
+        """Log why a connection was closed, once a minute for each user and reason."""
+        if self._logged.may_log(("user", name, why), 1_000 * time.monotonic()):
+            logger.warning(
+                "a Kafka client was disconnected",
+                extra={"event": "kafka_disconnected", "host": host, "of": name, "reason": why},
+            )
+
+    async def beside(self, convert: Callable[..., T], *arguments: Any) -> tuple[T, float]:
+        """Read a large request, or write a large response, beside the event loop; one at a time.
+
+        Return it, and how many ms of CPU time that took.
+        """
+
+        def measured() -> tuple[T, float]:
+            begun_s = time.thread_time()
+            converted = convert(*arguments)
+            return converted, (time.thread_time() - begun_s) * 1_000
+
         async with self._converting:
-            return await asyncio.to_thread(convert, *arguments)
+            converting = asyncio.ensure_future(asyncio.to_thread(measured))
+            try:
+                return await asyncio.shield(converting)
+            except asyncio.CancelledError:
+                await asyncio.wait([converting])  # no thread can be cancelled, and there is to be one
+                raise
 
     async def _accept(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -321,6 +379,7 @@ class KafkaListener:
                 ssl_handshake_timeout=HANDSHAKE_S,
                 ssl_shutdown_timeout=SHUTDOWN_S,
             )
+        transport.set_write_buffer_limits(high=PIECE_BYTES)  # else 512 KiB with TLS
         return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
 
 
@@ -418,6 +477,16 @@ class _Connection:
         self._left = asyncio.Event()
         self.busy = False
         """Whether a request is being read or served."""
+        self._unpaid_ms = 0.0
+        """How long requests and responses took to convert, which is charged with the next request."""
+        self._arrived = 0
+        """Bytes of a large frame that have come."""
+        self._written = 0
+        """Bytes of responses that the transport has been given."""
+        self._holds: list[Hold] = []
+        """What the request that is being served holds."""
+        self._is_question = False
+        """Whether what is being done is of no use once the client has gone."""
         self._is_new = True
         """Whether the client has not sent a request yet."""
 
@@ -461,16 +530,35 @@ class _Connection:
         """Serve until the client goes, or breaks a rule."""
         caller.set(self._session.who)
         tasks = [asyncio.ensure_future(self._read()), asyncio.ensure_future(self._write_owed())]
+        gone = asyncio.ensure_future(self._writer.wait_closed())
+        gone.add_done_callback(lambda done: self._on_gone(done, tasks[0]))
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
         finally:
-            for task in tasks:
+            for task in (*tasks, gone):
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(*tasks, gone, return_exceptions=True)
             self._listener.counters.produces_unanswered -= len(self._owed)
             self._owed.clear()
+
+    def _on_gone(self, gone: asyncio.Future[None], reading: asyncio.Future[None]) -> None:
+        """Give up a question whose client has closed the connection, or has lost it."""
+        if not gone.cancelled():
+            gone.exception()  # else asyncio logs it
+            if self._is_question:
+                reading.cancel()
+
+    def _give_way(self, why: str) -> None:
+        self._listener.tell_of_user(self._share, self._client.host, why)
+        self._writer.transport.abort()
+
+    @property
+    def _share(self) -> str:
+        """The name of whose share of what all connections have this client takes."""
+        who = self._client
+        return network_of(who.host) if who.principal == ANONYMOUS else who.principal
 
     # Requests
 
@@ -484,7 +572,6 @@ class _Connection:
                 await self._all_left(0)
                 return
             wait_s = self._listener.idle_s
-            taken = 0
             try:
                 async with asyncio.timeout(FRAME_S):
                     (size,) = _SIZE.unpack(start + await self._reader.readexactly(_SIZE.size - 1))
@@ -501,6 +588,8 @@ class _Connection:
                     if self._share_debt(PRODUCER_BYTE_RATE) > 0:
                         await self._muted()
                 self.busy = True
+                if size > LARGE_BYTES:
+                    await self._hold_frame(size)
                 pieces, left = [head], size - len(head)
                 async with asyncio.timeout(FRAME_S):
                     while left:  # as it arrives
@@ -508,19 +597,24 @@ class _Connection:
                         if not piece:
                             return
                         left -= len(piece)
-                        if size > LARGE_BYTES:
-                            await self._listener.room.take(len(piece))
-                            taken += len(piece)
+                        self._arrived += len(piece)
                         pieces.append(piece)
+                for hold in self._holds:  # from here on the broker is what takes time
+                    hold.watch_no_more()
                 frame = b"".join(pieces)
                 pieces.clear()
-                await self._handle(key, version, correlation_id, frame)
+                try:
+                    await self._handle(key, version, correlation_id, frame)
+                except InvalidRequestError as error:
+                    raise _Closed(f"a request beyond a bound: {error}") from None
                 del frame  # an idle connection keeps no payload
             finally:
                 self.busy = False
                 self._left.set()
-                if taken:
-                    self._listener.room.give(taken)
+                self._is_question = False
+                for hold in self._holds:
+                    hold.give()
+                self._holds.clear()
 
     async def _head(self, size: int) -> bytes:
         if size < HEAD_BYTES:
@@ -539,7 +633,25 @@ class _Connection:
         limit = self._listener.max_frame_bytes if key == api.PRODUCE else MAX_REQUEST_BYTES
         if size > limit:
             raise _Closed(f"a frame that is too large: {size} bytes of {api_name(key)}, at most {limit} are accepted")
+        if size > MAX_REQUEST_BYTES and not self._session.who.may_any(Acl.WRITE, Acl.TOPIC):
+            raise _Closed(f"a large produce request of a user that may write to no topic: {size} bytes")
         return head
+
+    async def _hold_frame(self, size: int) -> None:
+        """Wait until there is room for a large frame, whose client then has to send it."""
+        try:
+            async with asyncio.timeout(FRAME_S):
+                hold = await self._listener.room.take(self._share, size)
+        except TimeoutError:
+            self._listener.tell_of_user(self._share, self._client.host, "no room for a large request")
+            raise
+        self._holds.append(hold)
+        self._arrived = 0
+        hold.watch(
+            lambda: self._arrived,
+            lambda: self._give_way("a large request that hardly arrives, while others wait"),
+            FRAME_STALL_S,
+        )
 
     async def _check_shut_out(self) -> None:
         """Close the connection of a client that is shut out. Before a login it is not known, and nothing is said."""
@@ -566,12 +678,25 @@ class _Connection:
             self._count_call(self._client)
             await self._respond(key, 0, correlation_id, api_versions(errors.UNSUPPORTED_VERSION), begun_s)
             return
+        self._note_client(client_id_of(frame))
+        self._is_question = key in _QUESTIONS
         try:
             at = body_at(frame, flexible=request.is_flexible(version))
+            if key in _LISTS:
+                await self._all_left(0)
+                await self._hold_elements(max(LISTED_ELEMENTS, min(len(frame), request.max_elements)))
+            begun_decoding_s = time.monotonic()
             try:
                 body = request.decode(memoryview(frame), version, at, ON_LOOP_ELEMENTS)
             except LargeMessage:
-                body = await self._listener.beside(request.decode, memoryview(frame), version, at)
+                if key not in _LISTS:
+                    await self._hold_elements(min(len(frame), request.max_elements))
+                body, took_ms = await self._listener.beside(request.decode, memoryview(frame), version, at)
+                self._unpaid_ms += took_ms
+                if key == api.FETCH:  # which keeps little of its request, and may wait long
+                    self._holds.pop().give()
+            else:
+                self._unpaid_ms += (time.monotonic() - begun_decoding_s) * 1_000
         except InvalidRequestError as error:
             raise _Closed(f"a malformed request: {error}") from None
         body["client_id"] = client_id_of(frame)
@@ -584,7 +709,9 @@ class _Connection:
             if (owed_ms := self._share_debt(CONSUMER_BYTE_RATE)) > 0:
                 response = {**self._listener.fetch.held(body, version, who), "throttle_time_ms": whole_ms(owed_ms)}
             else:
-                response, delay_ms = await self._charged(who, self._listener.fetch.serve(body, version, who))
+                response, delay_ms = await self._charged(
+                    who, self._listener.fetch.serve(body, version, who, self._hold_records)
+                )
                 self._charge_fetch(response, delay_ms)
         elif key == api.SASL_HANDSHAKE:
             if self._session.is_admitted:  # else a connection may send few of them
@@ -597,10 +724,7 @@ class _Connection:
         else:
             if who.authorizer is not None and key not in PERMISSIONS:
                 raise _Closed(f"{api_name(key)} has no permissions declared, so it is refused: a bug of the broker")
-            try:
-                response, delay_ms = await self._charged(who, self._listener.handlers[key](body, version, who))
-            except InvalidRequestError as error:
-                raise _Closed(f"a request beyond a bound: {error}") from None
+            response, delay_ms = await self._charged(who, self._listener.handlers[key](body, version, who))
             if key in _NEVER_HELD:
                 delay_ms = 0.0
             self._mute(delay_ms, REQUEST_PERCENTAGE)
@@ -610,6 +734,21 @@ class _Connection:
         await self._respond(key, version, correlation_id, response, begun_s)
         if self._session.closing:
             raise _Closed(self._session.closing)
+
+    async def _hold_elements(self, count: int) -> None:
+        """Wait until so many elements of this request may be under way."""
+        self._holds.append(await self._listener.elements.take(self._share, count))
+
+    async def _hold_records(self, most: int, within_s: float) -> Hold | None:
+        """Return room for at most `most` bytes of the log, for the response of this request; None: not in time."""
+        self._holds = [each for each in self._holds if each.size]
+        try:
+            async with asyncio.timeout(within_s):
+                hold = await self._listener.untaken.take(self._share, most, LEAST_FETCH_BYTES)
+        except TimeoutError:
+            return None
+        self._holds.append(hold)
+        return hold
 
     async def _produce(self, body: Fields, size_bytes: int, version: int, correlation_id: int, begun_s: float) -> None:
         try:
@@ -653,7 +792,7 @@ class _Connection:
         return delay_ms
 
     async def _charged(self, who: Caller, work: Awaitable[T]) -> tuple[T, float]:
-        """Await the work of a request, and charge the time of the event loop that it takes.
+        """Await the work of a request, and charge the time of the event loop that it takes, and of conversions before.
 
         Return its result, and for how many ms the client is to be held.
         """
@@ -664,7 +803,8 @@ class _Connection:
         try:
             result = await measured
         finally:
-            delay_ms = quotas.worked(who, measured.meter.ms)
+            delay_ms = quotas.worked(who, measured.meter.ms + self._unpaid_ms)
+            self._unpaid_ms = 0.0
         return result, delay_ms
 
     def _charge_fetch(self, response: Fields, for_time_ms: float) -> None:
@@ -726,16 +866,26 @@ class _Connection:
 
     async def _respond(self, key: int, version: int, correlation_id: int, response: Fields, begun_s: float) -> None:
         message = RESPONSES[key]
-        if key != api.FETCH and is_large(response):  # whose elements are pieces of a log, written as they are
-            pieces = await self._listener.beside(message.encode, response, version)
+        if is_large(response):
+            pieces, took_ms = await self._listener.beside(message.encode, response, version)
+            self._unpaid_ms += took_ms
         else:
             pieces = message.encode(response, version)
         if message.is_flexible(version) and key != api.API_VERSIONS:  # whose header a client reads before it knows
             pieces.insert(0, b"\0")
         size = sum(map(len, pieces)) + 4
-        self._writer.write(b"".join((_FRONT.pack(size, correlation_id), *pieces)))
+        pieces.insert(0, _FRONT.pack(size, correlation_id))
+        for hold in self._holds if key != api.PRODUCE else ():  # else they are the next request's
+            hold.watch(
+                lambda: self._written - self._writer.transport.get_write_buffer_size(),
+                lambda: self._give_way("a response that the client does not take, while others wait"),
+                RESPONSE_STALL_S,
+            )
         async with asyncio.timeout(RESPONSE_S):
-            await self._writer.drain()
+            for chunk in chunks(pieces):
+                self._writer.write(chunk)
+                self._written += len(chunk)
+                await self._writer.drain()
         self._mute(response.get("throttle_time_ms", 0))
         self._count(key, response, begun_s)
 
@@ -765,14 +915,32 @@ class _Connection:
         counted.outcomes["ERROR" if response.get("error_code") else "NONE"] += 1
 
 
+def chunks(pieces: list[bytes]) -> Iterator[bytes | memoryview]:
+    """Yield the bytes of a response by CHUNK_BYTES."""
+    small: list[bytes] = []
+    size = 0
+    for piece in pieces:
+        if size + len(piece) > CHUNK_BYTES and small:
+            yield b"".join(small)
+            small, size = [], 0
+        if len(piece) > CHUNK_BYTES:
+            view = memoryview(piece)
+            yield from (view[at : at + CHUNK_BYTES] for at in range(0, len(piece), CHUNK_BYTES))
+        else:
+            small.append(piece)
+            size += len(piece)
+    if small:
+        yield b"".join(small)
+
+
 def is_large(response: Fields) -> bool:
-    """Whether a response has more than ON_LOOP_ELEMENTS."""
+    """Whether a response has more than ON_LOOP_ELEMENTS; records do not count, which are written as they are."""
     return next(islice(_elements(response), ON_LOOP_ELEMENTS, None), None) is not None
 
 
 def _elements(fields: Fields) -> Iterator[object]:
     for value in fields.values():
-        if isinstance(value, list | tuple):
+        if isinstance(value, list | tuple) and not (value and isinstance(value[0], bytes | memoryview)):
             for each in value:
                 yield each
                 if isinstance(each, dict):
@@ -789,16 +957,15 @@ def body_at(frame: bytes, *, flexible: bool) -> int:
     """Return where the body of a request begins, after the client id and the header's tagged fields.
 
     Raises:
-        InvalidRequestError: the header is cut short.
+        InvalidRequestError: the header is cut short, or has too many tagged fields.
     """
     (length,) = struct.unpack_from(">h", frame, _HEAD.size)
     reader = Reader(memoryview(frame), HEAD_BYTES)
     if length >= 0:
         reader.take(length)
     if flexible:
-        for _ in range(reader.count(reader.varint())):
-            reader.varint()
-            reader.take(reader.varint())
+        for _ in reader.tagged_fields():
+            pass
     return reader.at
 
 

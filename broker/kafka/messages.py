@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from broker.kafka.codec import Message, definitions
+from broker.kafka.codec import MAX_WITH_REPLICAS, Message, definitions
 
 _TABLE: Final = """\
 ProduceRequest 0 3-13 flexible 9
@@ -1135,6 +1135,9 @@ DESCRIBE_PRODUCERS: Final = 61
 DESCRIBE_TRANSACTIONS: Final = 65
 LIST_TRANSACTIONS: Final = 66
 DESCRIBE_TOPIC_PARTITIONS: Final = 75
+
+for _key in (CREATE_TOPICS, CREATE_PARTITIONS, ALTER_PARTITION_REASSIGNMENTS):
+    REQUESTS[_key].max_elements = MAX_WITH_REPLICAS
 
 AUTHENTICATING: Final = frozenset({SASL_HANDSHAKE, API_VERSIONS, SASL_AUTHENTICATE})
 """What a client may send before it has authenticated."""

@@ -1,40 +1,66 @@
 """Requests that name many things: each is answered once, other clients get their turns, results come by topic.
 
-A request has at most `MAX_ELEMENTS` (`codec.py`), and its answer must not grow with how often it names the same thing:
-a topic of a thousand partitions, named 50 000 times in 1 MiB, would be an answer of gigabytes.
+A request has at most `Message.max_elements` (`codec.py`), and its answer must not grow with how often it names the same
+thing: a topic of a thousand partitions, named 10 000 times in 1 MiB, would be an answer of gigabytes.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Hashable, Iterable
-from typing import Final, TypeVar
+from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Iterator
+from typing import Any, Final, TypeVar
 
 from broker.kafka.codec import Fields
+from raftlog.errors import InvalidRequestError
 
 AT_A_TIME: Final = 100
 """Things between two turns of the event loop."""
+QUICK_AT_A_TIME: Final = 500
+"""Likewise, where a thing takes a microsecond at most."""
+
+MAX_NAMED: Final = 10_000
+"""Topics, or partitions, that one request may name, as at gRPC's listener. Kafka's clients and tools ask each broker
+only for the partitions that it leads, and a broker has 20,000 replicas on average (max.partitions.per.broker)."""
 
 T = TypeVar("T")
 
 
-def once(named: Iterable[T], key: Callable[[T], Hashable] = lambda each: each) -> list[T]:
+def check_count(count: int, what: str) -> None:
+    """Check how many things a request names. Raises InvalidRequestError, which closes the connection: too many."""
+    if count > MAX_NAMED:
+        raise InvalidRequestError(f"a request names at most {MAX_NAMED} {what}, not {count}: split it")
+
+
+def parts_of(topics: Iterable[Fields], name: str = "partitions") -> Iterator[tuple[Fields, Any]]:
+    """Yield (topic, part) for each partition that a request names. `name`: of the topics' field with partitions."""
+    return ((topic, part) for topic in topics for part in topic[name])
+
+
+async def once(named: Iterable[T], key: Callable[[T], Hashable] = lambda each: each) -> list[T]:
     """Return the things without those whose key came before."""
     found: dict[Hashable, T] = {}
-    for each in named:
+    async for each in in_turns(named, QUICK_AT_A_TIME):
         found.setdefault(key(each), each)
     return list(found.values())
 
 
-async def in_turns(things: Iterable[T], at_a_time: int = AT_A_TIME) -> AsyncIterator[T]:
-    """Yield the things, and let the event loop do other work in between."""
-    for number, each in enumerate(things, 1):
+async def in_turns(
+    things: Iterable[T], at_a_time: int = AT_A_TIME, weight: Callable[[T], int] = lambda _: 1
+) -> AsyncIterator[T]:
+    """Yield the things, and let the event loop do other work in between. `weight`: of a thing that is several."""
+    done = 0
+    for each in things:
         yield each
-        if number % at_a_time == 0:
+        done += weight(each)
+        if done >= at_a_time:
+            done = 0
             await asyncio.sleep(0)
 
 
-def by_topic(topics: Iterable[Fields], results: Iterable[Fields], name: str = "name") -> list[Fields]:
+async def by_topic(topics: Iterable[Fields], results: Iterable[Fields], name: str = "name") -> list[Fields]:
     """Return the results of a request's partitions, which come in its order, by topic. `name`: of the topic's field."""
     each = iter(results)
-    return [{name: topic[name], "partitions": [next(each) for _ in topic["partitions"]]} for topic in topics]
+    return [
+        {name: topic[name], "partitions": [next(each) async for _ in in_turns(topic["partitions"], QUICK_AT_A_TIME)]}
+        async for topic in in_turns(topics, weight=lambda topic: 1 + len(topic["partitions"]))
+    ]

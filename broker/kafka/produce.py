@@ -23,7 +23,7 @@ from broker.coordinator.transactions.verifier import ProducerChecks
 from broker.kafka import errors
 from broker.kafka.codec import Fields
 from broker.kafka.messages import PRODUCE
-from broker.kafka.parts import in_turns
+from broker.kafka.parts import check_count, in_turns
 from broker.kafka.record_batches import from_kafka, producer_in, says_transactional
 from broker.kafka.transactions import KEEPS_NO_EPOCH_FROM
 from broker.partition.partition import Partition
@@ -97,17 +97,19 @@ class Produce:
 
         Raises:
             Refused: with acks=0, a batch was not appended. With acks=0 the result is not to be sent.
+            InvalidRequestError: too many partitions are named.
         """
         loop = asyncio.get_running_loop()
         response: asyncio.Future[Fields] = loop.create_future()
         acks, timeout_ms = request["acks"], request["timeout_ms"]
         request_answer = _Answer(response, by_name=version < IDS_FROM)
         checks = None if self._producers is None else self._producers(who)  # of all batches: most have one producer
-        async for topic in in_turns(request["topic_data"]):
+        check_count(sum(len(topic["partition_data"]) for topic in request["topic_data"]), "partitions")
+        async for topic in in_turns(request["topic_data"], weight=lambda topic: 1 + len(topic["partition_data"])):
             parts: list[Fields] = []
             named = {"name": topic["name"], "topic_id": topic["topic_id"]}
             request_answer.responses.append({**named, "partition_responses": parts})
-            for part in topic["partition_data"]:
+            async for part in in_turns(topic["partition_data"]):
                 result: Fields = {"index": part["index"], "base_offset": -1}
                 parts.append(result)
                 await self._append(topic, part, result, request, version, request_answer, who, checks)

@@ -317,20 +317,26 @@ def _snappy_size(block: memoryview) -> int:
 # To a Kafka consumer
 
 
-def to_kafka(batches: Buffer, *, takes_zstd: bool = True) -> list[bytes]:
+def to_kafka(batches: Buffer, *, takes_zstd: bool = True, most_bytes: int | None = None) -> list[bytes]:
     """Return whole batches of a log in Kafka's format, in their order.
 
-    A batch keeps its codec, except that a consumer without zstd gets such batches uncompressed.
+    A batch keeps its codec, except that a consumer without zstd gets such batches uncompressed. With `most_bytes` the
+    batches end with the first one that reaches it.
 
     Raises:
         CorruptRecordError: a batch of the log does not decode.
     """
     found: list[bytes] = []
+    size = 0
     for position, header in iter_headers(batches):
+        if most_bytes is not None and found and size >= most_bytes:
+            break
         if header.is_control:
-            found += _markers(batches, position, header)
+            some = _markers(batches, position, header)
         else:
-            found.append(_records(batches, position, header, takes_zstd=takes_zstd))
+            some = [_records(batches, position, header, takes_zstd=takes_zstd)]
+        found += some
+        size += sum(map(len, some))
     return found
 
 

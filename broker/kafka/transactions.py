@@ -28,7 +28,6 @@ from broker.kafka.apis import Apis, Handler, Services
 from broker.kafka.codec import Fields
 from broker.kafka.groups import coded, offsets_in
 from broker.kafka.parts import by_topic, in_turns, once
-from broker.net.services.transactions import MAX_DESCRIBED
 from broker.security.caller import Caller
 from raftlog.errors import (
     FencedMemberEpoch,
@@ -49,6 +48,8 @@ KEEPS_NO_EPOCH_FROM: Final = {api.END_TXN: 5, api.TXN_OFFSET_COMMIT: 5, api.PROD
 """The first versions of clients of transaction.version 2."""
 WAIT_S: Final = 5.0
 """For a transaction's coordinator, when a group's coordinator asks it."""
+DESCRIBED_AT_A_TIME: Final = 100
+"""Partitions of DescribeProducers between two turns of the event loop."""
 
 
 class _Codes(NamedTuple):
@@ -160,7 +161,7 @@ class TransactionApis:
         try:
             if unknown:  # the answer for all does not depend on whether a hidden topic exists
                 self._apis.permit("Transaction/AddToTransaction", call, who)
-                for name in unknown:
+                async for name in in_turns(unknown):
                     who.check(Acl.WRITE, Acl.TOPIC, name)
                 raise UnknownTopicOrPartition("there is no such topic")
             if call.partitions:
@@ -173,18 +174,12 @@ class TransactionApis:
         except RaftlogError as error:
             code = coordinator_code(api.ADD_PARTITIONS_TO_TXN, version, error)
             codes = lambda name: code if not unknown or name in unknown else errors.OPERATION_NOT_ATTEMPTED  # noqa: E731
-        return {
-            "results_by_topic": [
-                {
-                    "name": topic["name"],
-                    "results_by_partition": [
-                        {"partition_index": each, "partition_error_code": codes(topic["name"])}
-                        for each in topic["partitions"]
-                    ],
-                }
-                for topic in request["topics"]
-            ]
-        }
+        results = []
+        async for topic in in_turns(request["topics"], weight=lambda topic: 1 + len(topic["partitions"])):
+            code = codes(topic["name"])
+            parts = [{"partition_index": each, "partition_error_code": code} for each in topic["partitions"]]
+            results.append({"name": topic["name"], "results_by_partition": parts})
+        return {"results_by_topic": results}
 
     async def _add_offsets(self, request: Fields, version: int, who: Caller) -> Fields:
         call = transaction_pb2.AddToTransactionRequest(
@@ -257,11 +252,11 @@ class TransactionApis:
             answer = await self._apis.call(method, self._groups.CommitTransactionOffsets, call, who)
             codes = [
                 offsets_code(version, errors.error_of(each.error)) if each.HasField("error") else errors.NONE
-                for each in answer.results
+                async for each in in_turns(answer.results)
             ]
         except RaftlogError as error:
             codes = [offsets_code(version, error)] * len(call.offsets)
-        return coded(request, codes)
+        return await coded(request, codes)
 
     # Tools
 
@@ -279,13 +274,15 @@ class TransactionApis:
                                     "partition_index": each,
                                     "error_code": await self._abort_hanging(marker, topic["name"], each, who),
                                 }
-                                for each in topic["partition_indexes"]
+                                async for each in in_turns(topic["partition_indexes"])
                             ],
                         }
-                        for topic in marker["topics"]
+                        async for topic in in_turns(
+                            marker["topics"], weight=lambda topic: 1 + len(topic["partition_indexes"])
+                        )
                     ],
                 }
-                async for marker in in_turns(request["markers"])
+                async for marker in in_turns(request["markers"], at_a_time=1)
             ]
         }
 
@@ -329,9 +326,9 @@ class TransactionApis:
         rows = await self._apis.rows(topics, "name", "partition_index", who)
         known = [(topic_id, result) for topic_id, result, _ in rows if topic_id is not None]
         described: list[Any] = []
-        for first in range(0, len(known), MAX_DESCRIBED):
+        async for first in in_turns(range(0, len(known), DESCRIBED_AT_A_TIME), at_a_time=1):
             call = transaction_pb2.DescribeProducersRequest(any_replica=True)
-            some = known[first : first + MAX_DESCRIBED]
+            some = known[first : first + DESCRIBED_AT_A_TIME]
             for topic_id, result in some:
                 call.partitions.add(topic_id=topic_id, partitions=[result["partition_index"]])
             try:
@@ -340,12 +337,13 @@ class TransactionApis:
                 )
                 described += answer.partitions
             except RaftlogError as error:
+                code = errors.code_of(error)
                 for _, result in some:
-                    result["error_code"] = errors.code_of(error)
+                    result["error_code"] = code
         answered = iter(described)
         for _, result, _ in rows:
             result["active_producers"] = []
-        for _, result in known:
+        async for _, result in in_turns(known):
             if result["error_code"]:
                 continue
             found = next(answered)
@@ -361,11 +359,11 @@ class TransactionApis:
                 }
                 for each in found.producers
             ]
-        return {"topics": by_topic(topics, (result for _, result, _ in rows))}
+        return {"topics": await by_topic(topics, (result for _, result, _ in rows))}
 
     async def _describe(self, request: Fields, version: int, who: Caller) -> Fields:
-        ids = once(request["transactional_ids"])
-        return {"transaction_states": [await self._described(each, who) for each in ids]}
+        ids = await once(request["transactional_ids"])
+        return {"transaction_states": [await self._described(each, who) async for each in in_turns(ids)]}
 
     async def _described(self, transactional_id: str, who: Caller) -> Fields:
         call = transaction_pb2.DescribeTransactionsRequest(transactional_ids=[transactional_id])

@@ -2,4 +2,5 @@
 
 client_quotas.py  rates and delays of users and client ids: the pure core
 manager.py        what sessions, services and the Kafka listener charge; interceptor of calls
+room.py           what connections share, such as memory, and how much of it each user may hold
 """

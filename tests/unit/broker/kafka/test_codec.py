@@ -16,7 +16,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.kafka import messages
-from broker.kafka.codec import MAX_ELEMENTS, LargeMessage, Message, definitions, varint
+from broker.kafka.codec import (
+    MAX_ELEMENTS,
+    MAX_TAGGED_FIELDS,
+    MAX_WITH_REPLICAS,
+    LargeMessage,
+    Message,
+    definitions,
+    varint,
+)
 from broker.kafka.messages import REQUESTS, RESPONSES
 from raftlog.errors import InvalidRequestError
 
@@ -129,12 +137,41 @@ def test_a_message_has_a_bounded_number_of_elements() -> None:
         METADATA.decode(memoryview(topics), 1)
 
 
+def test_only_requests_with_lists_of_replicas_have_more_elements() -> None:
+    more = {messages.CREATE_TOPICS, messages.CREATE_PARTITIONS, messages.ALTER_PARTITION_REASSIGNMENTS}
+    assert {key for key, each in REQUESTS.items() if each.max_elements > MAX_ELEMENTS} == more
+    message = REQUESTS[messages.CREATE_PARTITIONS]
+    count = MAX_WITH_REPLICAS
+    for claimed in (count, count + 1):
+        topics = struct.pack(">i", claimed) + (b"\0\0" + struct.pack(">ii", 1, -1)) * claimed + bytes(5)
+        if claimed == count:
+            assert len(message.decode(memoryview(topics), 0)["topics"]) == count
+        else:
+            with pytest.raises(InvalidRequestError, match="100000 array elements"):
+                message.decode(memoryview(topics), 0)
+
+
 def test_a_long_array_in_a_tagged_field_is_as_large_as_any_other() -> None:
     (message,) = definitions("ManyRequest 0 0-0 flexible 0\n    many: []int32 0+ tag0\n").values()
     encoded = b"".join(message.encode({"many": list(range(20))}, 0))
     with pytest.raises(LargeMessage):
         message.decode(memoryview(encoded), 0, most=10)
     assert message.decode(memoryview(encoded), 0) == {"many": list(range(20))}
+
+
+@pytest.mark.parametrize("message", [each for each in REQUESTS.values() if each.is_flexible(each.last)])
+def test_a_structure_has_a_bounded_number_of_tagged_fields(message: Message) -> None:
+    """A client without a login could make the broker skip thousands of empty ones in each request."""
+    untagged = [each for each in message.fields if each.tag is None]
+    encoded = b"".join(message.encode(some(untagged, message.last, random.Random(message.name)), message.last))
+    many = MAX_TAGGED_FIELDS + 1
+    for count in (MAX_TAGGED_FIELDS, many):
+        tagged = encoded[:-1] + varint(count) + (varint(200) + varint(0)) * count
+        if count < many:
+            message.decode(memoryview(tagged), message.last)
+        else:
+            with pytest.raises(InvalidRequestError, match="17 tagged fields"):
+                message.decode(memoryview(tagged), message.last)
 
 
 def test_unknown_tagged_fields_are_skipped() -> None:

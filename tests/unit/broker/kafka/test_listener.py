@@ -16,14 +16,16 @@ from pathlib import Path
 from typing import Any, ClassVar, cast
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from broker.clock import SystemClock
 from broker.config.config import BrokerConfig
 from broker.kafka import listener as module
 from broker.kafka import messages
 from broker.kafka.apis import PERMISSIONS
-from broker.kafka.codec import Fields
-from broker.kafka.fetch import Fetch
+from broker.kafka.codec import MAX_TAGGED_FIELDS, Fields, varint
+from broker.kafka.fetch import Fetch, TakeRoom
 from broker.kafka.listener import KafkaListener
 from broker.kafka.produce import Produce
 from broker.kafka.sasl import OPEN, Door, door_of
@@ -32,12 +34,15 @@ from broker.net.connections import ConnectionLimits
 from broker.net.revocation import RevocationLists
 from broker.net.tls import KafkaContexts, NodeTls
 from broker.observability.counters import Counters
+from broker.quotas import room as sharing
 from broker.quotas.manager import QuotaManager
+from broker.quotas.room import Room
 from broker.security.caller import Caller
 from broker.security.client_listener import ClientSecurity
 from broker.server.lease import Wake
 from raftlog._client.security import FreshPem, Names, PemFiles
 from raftlog.testing import CertificateAuthority
+from raftlog.v1.security_pb2 import Acl
 from raftmeta.image import MetadataImage
 from raftmeta.quotas import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, REQUEST_PERCENTAGE, QuotaEntity
 from tests.support.fake_authorizer import FakeAuthorizer
@@ -81,10 +86,16 @@ class SlowProduce:
 class EmptyFetch:
     def __init__(self) -> None:
         self.served = 0
+        self.reads = 0
+        """Bytes of records in each response, if there is room for them."""
 
-    async def serve(self, request: Fields, version: int, who: Caller) -> Fields:
+    async def serve(self, request: Fields, version: int, who: Caller, take: TakeRoom) -> Fields:
         self.served += 1
-        return {"responses": []}
+        if not self.reads:
+            return {"responses": []}
+        room = await take(self.reads, 0.05)
+        records = [] if room is None else [bytes(room.size)]
+        return {"responses": [{"topic": "t", "partitions": [{"partition_index": 0, "records": records}]}]}
 
     def held(self, request: Fields, version: int, who: Caller) -> Fields:
         return {"responses": []}
@@ -97,12 +108,14 @@ class Client:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self.writer = writer
+        self.client_id = b"c"
         self.body = b""
         """Of the last response."""
 
     def send(self, key: int, version: int, correlation_id: int, request: Fields) -> None:
         body = b"".join(messages.REQUESTS[key].encode(request, version))
-        self.writer.write(struct.pack(">ihhih", len(body) + 11, key, version, correlation_id, 1) + b"c" + body)
+        size, name = len(body) + 10 + len(self.client_id), self.client_id
+        self.writer.write(struct.pack(">ihhih", size, key, version, correlation_id, len(name)) + name + body)
 
     def produce(self, correlation_id: int) -> None:
         self.send(messages.PRODUCE, 8, correlation_id, {"acks": -1, "topic_data": []})
@@ -261,14 +274,14 @@ def test_a_frame_that_does_not_come_closes_the_connection(monkeypatch: pytest.Mo
 
 
 def test_large_frames_share_a_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A frame waits for room as its bytes arrive, and the room comes back, also when the client goes."""
+    """A frame waits for room before it is read, and the room comes back, also when the client goes."""
 
     async def scenario(bed: Bed) -> None:
-        bed.listener.room = room = module._Room(2 * module.LARGE_BYTES)
+        bed.listener.room = room = Room(2 * module.LARGE_BYTES)
         head = struct.pack(">ihhih", 4 * module.LARGE_BYTES, messages.PRODUCE, 8, 1, 1)
         hog, other = await bed.client(), await bed.client()
         hog.writer.write(head + bytes(2 * module.LARGE_BYTES))
-        await until(lambda: room._left < module.PIECE_BYTES)
+        await until(lambda: room.free == 0)
         body = {"acks": -1, "topic_data": [{"name": "t", "partition_data": [{"records": bytes(80_000)}]}]}
         other.send(messages.PRODUCE, 8, 2, body)
         await asyncio.sleep(0.02)
@@ -277,9 +290,184 @@ def test_large_frames_share_a_bounded_memory(monkeypatch: pytest.MonkeyPatch) ->
         await until(lambda: len(bed.produce.begun) == 1)
         bed.produce.begun[0].set_result(ANSWER)
         assert await other.received() == 2
-        await until(lambda: room._left == 2 * module.LARGE_BYTES)
+        await until(lambda: room.free == 2 * module.LARGE_BYTES)
 
     run(scenario)
+
+
+def users_by_client_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each client id has a share of its own, as each user has."""
+    monkeypatch.setattr(module._Connection, "_share", property(lambda connection: connection._client.client_id))
+
+
+LARGE = {"acks": -1, "topic_data": [{"name": "t", "partition_data": [{"records": bytes(80_000)}]}]}
+
+
+async def known(bed: Bed, client_id: bytes) -> Client:
+    """Return a client that the broker has heard of."""
+    client = await bed.client()
+    client.client_id = client_id
+    client.fetch(0)
+    assert await client.received() == 0
+    return client
+
+
+def hold_back(client: Client, size: int) -> None:
+    """Claim a frame of a produce request, and send all of it but the end."""
+    client.writer.write(struct.pack(">ihhih", size, messages.PRODUCE, 8, 1, 1) + bytes(size - 100))
+
+
+def test_frames_that_one_user_holds_back_leave_room_for_those_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user without permissions could stop all large produces of a broker, again and again."""
+    users_by_client_id(monkeypatch)
+
+    async def scenario(bed: Bed) -> None:
+        bed.listener.room = room = Room(8 * module.LARGE_BYTES)
+        hogs = [await known(bed, b"hog") for _ in range(2)]
+        honest = await known(bed, b"honest")
+        for hog in hogs:
+            hold_back(hog, 3 * module.LARGE_BYTES)
+        await until(lambda: room.waiting == 1)
+        honest.send(messages.PRODUCE, 8, 2, LARGE)
+        await until(lambda: len(bed.produce.begun) == 1)
+        assert room.held("hog") == 3 * module.LARGE_BYTES
+        assert room.waiting == 1
+
+    run(scenario)
+
+
+def test_a_frame_that_hardly_arrives_gives_way(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sharing, "LOOK_S", 0.01)
+    monkeypatch.setattr(module, "FRAME_STALL_S", 0.05)
+    users_by_client_id(monkeypatch)
+
+    async def scenario(bed: Bed) -> None:
+        bed.listener.room = room = Room(4 * module.LARGE_BYTES)
+        hog, honest = await known(bed, b"c"), await known(bed, b"c")
+        hog.produce(1)
+        hold_back(hog, 3 * module.LARGE_BYTES)
+        await until(lambda: room.free == module.LARGE_BYTES)
+        bed.produce.begun.pop().set_result(ANSWER)
+        assert await hog.received() == 1, "a response to the request before, which changes nothing"
+        await asyncio.sleep(0.1)
+        assert not hog.writer.transport.is_closing()
+        assert bed.listener.connections == 2
+        honest.send(messages.PRODUCE, 8, 2, LARGE)
+        await until(lambda: len(bed.produce.begun) == 1)
+        assert await hog.is_closed()
+        bed.produce.begun[0].set_result(ANSWER)
+        assert await honest.received() == 2
+
+    run(scenario)
+    (line,) = [each for each in caplog.records if getattr(each, "event", "") == "kafka_disconnected"]
+    assert vars(line)["of"] == "c"
+    assert vars(line)["reason"] == "a large request that hardly arrives, while others wait"
+
+
+def test_responses_that_one_user_does_not_take_leave_room_for_those_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    users_by_client_id(monkeypatch)
+    size = 16 << 20  # more than the buffers of a socket
+
+    async def scenario(bed: Bed) -> None:
+        bed.listener.untaken = room = Room(2 * size)
+        hog, second, honest = await known(bed, b"hog"), await known(bed, b"hog"), await known(bed, b"honest")
+        bed.fetch.reads = size
+        hog.writer.transport.pause_reading()  # type: ignore[attr-defined] # asyncio's have it
+        hog.fetch(1)
+        await until(lambda: room.held("hog") == size)
+        second.fetch(1)
+        assert await second.received() == 1
+        assert len(second.body) < 100, "there was no room for its records"
+        honest.fetch(1)
+        assert await honest.received() == 1
+        assert len(honest.body) > size
+        hog.writer.transport.resume_reading()  # type: ignore[attr-defined] # as above
+        assert await hog.received() == 1
+        second.fetch(2)
+        assert await second.received() == 2
+        assert len(second.body) > size
+        await until(lambda: room.free == 2 * size)
+
+    run(scenario)
+
+
+@given(st.lists(st.integers(0, 3 * module.CHUNK_BYTES), max_size=5))
+def test_a_response_leaves_in_chunks(sizes: list[int]) -> None:
+    pieces = [bytes([number]) * size for number, size in enumerate(sizes)]
+    found = [*module.chunks(pieces)]
+    assert b"".join(found) == b"".join(pieces)
+    assert all(len(each) <= module.CHUNK_BYTES for each in found)
+    assert len(found) <= 2 * sum(sizes) // module.CHUNK_BYTES + 2
+
+
+def test_a_response_over_tls_is_held_until_its_client_takes_it(tmp_path: Path) -> None:
+    """asyncio's TLS takes all that it is given at once, and says that it has left."""
+    authority = CertificateAuthority(tmp_path)
+    server = authority.issue("server")
+    files = PemFiles(Names("ca", "certificate", "key"), str(authority.ca_file), str(server))
+    size = 16 << 20
+    security = ClientSecurity(
+        BrokerConfig.from_values({"node.id": 1, "log.dirs": "/data"}), lambda: Book().image, Hands(), Counters()
+    )
+
+    async def scenario(bed: Bed) -> None:
+        context = ssl.create_default_context(cafile=str(authority.ca_file))
+        context.check_hostname = False
+        client = Client(*await asyncio.open_connection("127.0.0.1", bed.listener.port, ssl=context))
+        client.fetch(1)
+        assert await client.received() == 1
+        bed.fetch.reads = size
+        client.writer.transport.pause_reading()  # type: ignore[attr-defined] # asyncio's have it
+        client.fetch(2)
+        await until(lambda: bed.fetch.served == 2)
+        await asyncio.sleep(0.1)
+        assert bed.listener.untaken.free == module.MAX_UNTAKEN_BYTES - size
+        client.writer.transport.resume_reading()  # type: ignore[attr-defined] # as above
+        assert await client.received() == 2
+        await until(lambda: bed.listener.untaken.free == module.MAX_UNTAKEN_BYTES)
+
+    run(scenario, Door("SSL", security=security, contexts=KafkaContexts(FreshPem(files), files, ask=False)))
+
+
+def test_a_response_that_a_client_does_not_take_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sharing, "LOOK_S", 0.01)
+    monkeypatch.setattr(module, "RESPONSE_STALL_S", 0.02)
+    size = 16 << 20
+
+    async def scenario(bed: Bed) -> None:
+        bed.listener.untaken = room = Room(2 * size)
+        hog, other = await known(bed, b"c"), await known(bed, b"c")
+        bed.fetch.reads = size
+        hog.writer.transport.pause_reading()  # type: ignore[attr-defined] # asyncio's have it
+        hog.fetch(1)
+        await until(lambda: room.held("127.0.0.1") == size)
+        number = 0
+        while len(other.body) < size // 2:
+            other.fetch(number := number + 1)
+            assert await other.received() == number
+        await until(lambda: bed.listener.connections == 1)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("may_write", [False, True])
+def test_a_user_that_may_write_to_no_topic_sends_no_large_produce(
+    monkeypatch: pytest.MonkeyPatch, may_write: bool
+) -> None:
+    monkeypatch.setattr(module, "MAX_REQUEST_BYTES", 50_000)
+    allowed = ((Acl.WRITE, Acl.TOPIC, "other"),) if may_write else ()
+
+    async def scenario(bed: Bed) -> None:
+        client = await bed.client()
+        client.produce(1)
+        client.send(messages.PRODUCE, 8, 2, LARGE)
+        await until(lambda: len(bed.produce.begun) == 1 + may_write)
+        if not may_write:
+            assert await client.is_closed()
+
+    run(scenario, Door("PLAINTEXT", authorizer=FakeAuthorizer(*allowed)))
 
 
 @pytest.mark.parametrize("topics", [10, 5_000])
@@ -308,6 +496,75 @@ def test_large_requests_and_responses_leave_the_event_loop_alone(monkeypatch: py
 
     run(scenario)
     assert on_loop == [topics == 10] * 2
+
+
+def test_large_requests_of_one_user_leave_room_for_those_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user without permissions could have 30 requests with 100,000 names each answered at a time."""
+    users_by_client_id(monkeypatch)
+    begun: list[str] = []
+    may_go_on = asyncio.Event()
+
+    async def slow(request: Fields, version: int, who: Caller) -> Fields:
+        begun.append(request["client_id"])
+        await may_go_on.wait()
+        return {"brokers": [], "topics": []}
+
+    async def scenario(bed: Bed) -> None:
+        bed.listener.elements = room = Room(4 * module.LISTED_ELEMENTS)
+        monkeypatch.setitem(cast(Any, bed.listener.handlers), messages.METADATA, slow)
+        clients = [await bed.client() for _ in range(3)]
+        clients[2].client_id = b"other"
+        for client in clients[:2]:
+            client.send(messages.METADATA, 1, 1, {"topics": [{"name": "t"}] * 2_000})
+        await until(lambda: room.waiting == 1)
+        clients[2].send(messages.METADATA, 1, 1, {"topics": None})
+        await until(lambda: sorted(begun) == ["c", "other"])
+        await asyncio.sleep(0.02)
+        assert len(begun) == 2
+        may_go_on.set()
+        for client in clients:
+            assert await client.received() == 1
+        await until(lambda: room.free == 4 * module.LISTED_ELEMENTS)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("key", "goes_on"), [(messages.OFFSET_FOR_LEADER_EPOCH, False), (messages.DELETE_TOPICS, True)]
+)
+def test_a_question_is_given_up_when_its_client_has_gone(
+    monkeypatch: pytest.MonkeyPatch, key: int, goes_on: bool
+) -> None:
+    begun, over = asyncio.Event(), asyncio.Event()
+    may_go_on = asyncio.Event()
+    finished = False
+
+    async def slow(request: Fields, version: int, who: Caller) -> Fields:
+        nonlocal finished
+        try:
+            begun.set()
+            await may_go_on.wait()
+            finished = True
+        finally:
+            over.set()
+        return {}
+
+    async def scenario(bed: Bed) -> None:
+        monkeypatch.setitem(cast(Any, bed.listener.handlers), key, slow)
+        client = await bed.client()
+        client.send(key, 2, 1, {"topic_names": [], "timeout_ms": 1, "topics": []})
+        await begun.wait()
+        client.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        client.writer.transport.abort()
+        if goes_on:
+            await asyncio.sleep(0.02)
+            assert not over.is_set()
+            may_go_on.set()
+        await over.wait()
+        assert finished == goes_on
+        await until(lambda: bed.listener.connections == 0)
+
+    run(scenario)
 
 
 def test_connections_are_limited() -> None:
@@ -340,6 +597,23 @@ def test_a_stop_lets_answers_leave() -> None:
     run(scenario)
 
 
+@pytest.mark.parametrize("count", [1, 16, 17, 8_000])
+def test_a_header_with_many_tagged_fields_closes_the_connection(count: int) -> None:
+    """Clients send none there; before a login, each would cost the event loop time."""
+
+    async def scenario(bed: Bed) -> None:
+        client = await bed.client()
+        request = struct.pack(">hhih", messages.API_VERSIONS, 3, 7, 1) + b"c"
+        request += varint(count) + (varint(5) + varint(0)) * count + b"\2a\2b\0"
+        client.writer.write(struct.pack(">i", len(request)) + request)
+        if count <= MAX_TAGGED_FIELDS:
+            assert await client.received() == 7
+        else:
+            assert await client.is_closed()
+
+    run(scenario)
+
+
 def test_a_body_that_exceeds_its_frame_is_refused() -> None:
     async def scenario(bed: Bed) -> None:
         client = await bed.client()
@@ -356,7 +630,7 @@ def test_a_throttled_client_has_its_answer_at_once_and_is_not_read_for_a_while(m
     async def scenario(bed: Bed) -> None:
         client = await bed.client()
 
-        async def throttled(request: Fields, version: int, who: Caller) -> Fields:
+        async def throttled(request: Fields, version: int, who: Caller, take: TakeRoom) -> Fields:
             return {"throttle_time_ms": 300, "responses": []}
 
         monkeypatch.setattr(bed.listener.fetch, "serve", throttled)

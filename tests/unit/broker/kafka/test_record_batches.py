@@ -112,6 +112,8 @@ def test_codecs_are_kept(codec: Codec, size: int) -> None:
     batch = from_kafka(packed)
     assert validate_produced(batch).codec is codec
     assert to_kafka(batch) == [packed]
+    assert to_kafka(batch * 3, most_bytes=1) == [packed]
+    assert to_kafka(batch * 3, most_bytes=len(packed) + 1) == [packed] * 2
     (plain,) = to_kafka(batch, takes_zstd=False)
     assert plain[22] & 7 == (Codec.NONE if codec is Codec.ZSTD else codec)
     if codec is Codec.GZIP:  # for the others kafka-python needs further packages
