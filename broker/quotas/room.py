@@ -4,8 +4,8 @@
     a user that holds some       gets more if it then holds no more than is left, and no user that holds nothing waits
 
 So one user alone gets a half, two get a third each, three a quarter, and some is always left for the next one (dynamic
-thresholds: Choudhury and Hahne, 1998; docs/adr/0048). What a request needs it takes at once and before it has any: a request that
-holds something never waits for more, so slow clients do not block one another.
+thresholds: Choudhury and Hahne, 1998; docs/adr/0048). What a request needs it takes at once and before it has any: a
+request that holds something never waits for more, so slow clients do not block one another.
 
 While requests wait, holders whose clients make no progress have to end: those that a client has moved fewer than
 STEP_BYTES of within a time. A client that sends or takes little by little, or holds back the end, is one of them.
