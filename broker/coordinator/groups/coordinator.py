@@ -152,6 +152,8 @@ PIECE: Final = 100
 PIECE_ENDED: Final = PIECE // 2
 """Offsets in a piece when a transaction ends: two records each."""
 PIECE_MEMBERS: Final = 20
+PIECE_BYTES: Final = 64 << 10
+"""Of described members: some thousand names."""
 PIECE_GROUPS: Final = 200
 MEMBERS_OF_A_GROUP: Final = 50
 """Members of the groups listed that cost as much as one more group."""
@@ -241,12 +243,25 @@ def go_on(rest: Rest, change: Change, group: Group) -> Message | None:
             rest.results += offsets.delete(change, rest.take(PIECE))
             return group_pb2.DeleteOffsetsResponse(results=rest.results) if rest.is_done else None
         case DescribeGroup():
-            rest.answer.members.extend(describe.members(change, group, rest.take(PIECE_MEMBERS)))
+            _describe_members(rest, command, change, group)
             return rest.answer if rest.is_done else None
         case DeleteGroup():
             return describe.delete(change, rest.take(PIECE), is_last=rest.is_done)
         case _:
             raise AssertionError("groups are listed by `list_some`")
+
+
+def _describe_members(rest: Rest, command: DescribeGroup, change: Change, group: Group) -> None:
+    """Describe a few more members: at most PIECE_MEMBERS, fewer if they are long."""
+    described_bytes = 0
+    for _ in range(PIECE_MEMBERS):
+        for member in describe.members(change, group, rest.take(1)):
+            size_bytes = member.ByteSize()
+            command.share.take(size_bytes)
+            described_bytes += size_bytes
+            rest.answer.members.append(member)
+        if rest.is_done or described_bytes >= PIECE_BYTES:
+            return
 
 
 def _commit(rest: Rest, command: OfCommits, change: Change) -> Message | None:

@@ -16,6 +16,9 @@ from broker.coordinator.groups.commands import (
     Decision,
     DeleteGroup,
     DeleteOffsets,
+    DescribeGroup,
+    DescriptionRoom,
+    DescriptionShare,
     FetchOffsets,
     GroupConfig,
     Heartbeat,
@@ -26,6 +29,7 @@ from broker.coordinator.groups.group import Committed, Head
 from broker.coordinator.groups.records import head_record, offset_record
 from broker.coordinator.groups.topics import TopicPartition
 from raftlog.errors import (
+    BrokerOverloaded,
     FencedInstanceId,
     FencedMemberEpoch,
     GroupIdNotFound,
@@ -744,6 +748,25 @@ def test_offsets_are_read_and_a_group_is_deleted_in_pieces() -> None:
     decisions = pieces(driver, DeleteGroup(call, "g"))
     assert max(len(decision.records) for decision in decisions) <= answers.PIECE + 1
     assert not driver.core.groups
+
+
+def test_long_members_are_described_few_at_a_time_and_within_the_room() -> None:
+    driver = GroupDriver({"t": 1})
+    for number in range(30):
+        driver.join(f"m{number:02d}", *(f"{number:02d}-{each:0240d}" for each in range(100)))
+    one_bytes = driver.described().members[0].ByteSize()
+    room, call = DescriptionRoom(30 * one_bytes + 100), Stream()
+    share = DescriptionShare(room)
+    described = pieces(driver, DescribeGroup(call, "g", share))
+    assert len(described) >= 30 * one_bytes // (answers.PIECE_BYTES + one_bytes)
+    assert isinstance(call.last, group_pb2.GroupDescription)
+    assert len(call.last.members) == 30
+    refused = Stream()
+    pieces(driver, DescribeGroup(refused, "g", DescriptionShare(room)))
+    assert isinstance(refused.last, BrokerOverloaded)
+    share.give_back()
+    with pytest.raises(BrokerOverloaded, match="at most"):
+        driver.described(max_bytes=29 * one_bytes)
 
 
 @pytest.mark.parametrize(
