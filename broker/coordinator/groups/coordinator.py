@@ -67,6 +67,8 @@ class WatchedTopics:
 
     def __init__(self, topics: TopicsView) -> None:
         self._names: dict[str, Counter[str]] = {}
+        self._counts: Counter[str] = Counter()
+        """How many names the members of a group have together, each member's counted by themselves."""
         self._groups: dict[str, dict[str, None]] = {}
         self._topics = topics
 
@@ -85,8 +87,9 @@ class WatchedTopics:
             names[name] -= 1
             if not names[name]:
                 self._forget(group_id, names, name)
+        self._counts[group_id] += len(new) - len(old)
         if not names:
-            del self._names[group_id]
+            del self._names[group_id], self._counts[group_id]
 
     def _forget(self, group_id: str, names: Counter[str], name: str) -> None:
         del names[name]
@@ -107,6 +110,10 @@ class WatchedTopics:
     def is_read(self, group_id: str, name: str) -> bool:
         """Whether a member of a group subscribes to a topic."""
         return group_id in self._groups.get(name, ())
+
+    def count_of(self, group_id: str) -> int:
+        """Return how many names the members of a group subscribe to together, each member's counted by themselves."""
+        return self._counts[group_id]
 
     def names_of(self, group_id: str) -> list[str]:
         """Return the names that the members of a group subscribe to, each once, in ascending order."""
@@ -361,7 +368,8 @@ class GroupCoordinator:
         self._made = Made()
         self._soft: dict[str, GroupSessions] = {}
         self._watched = WatchedTopics(topics)
-        self._context = Context(config, topics, assignors, self._timers, self._watched.is_read, may_upgrade)
+        watched = self._watched
+        self._context = Context(config, topics, assignors, self._timers, watched.is_read, may_upgrade, watched.count_of)
         self._committed = CommittedTopics()
         # Groups that are still to be looked at, the next one last:
         self._beginning: list[str] = []
