@@ -128,16 +128,26 @@ Handler = Callable[[Fields, int, Caller], Awaitable[Fields]]
 
 
 class _Deadline:
-    """Stands for the gRPC context of a service's method, which asks it only for the time that is left."""
+    """Stands for the gRPC context of a service's method, which asks it for the time that is left."""
 
     def __init__(self, timeout_ms: int | None) -> None:
         loop = asyncio.get_running_loop()
         self._loop = loop
+        self._callbacks: list[Callable[[object], None]] = []
         self._until_s = None if timeout_ms is None else loop.time() + min(max(timeout_ms, 0) / 1_000, _LONGEST_S)
 
     def time_remaining(self) -> float | None:
         """Return the seconds left; None: no deadline."""
         return None if self._until_s is None else max(0.0, self._until_s - self._loop.time())
+
+    def add_done_callback(self, callback: Callable[[object], None]) -> None:
+        """Have `over` call `callback`."""
+        self._callbacks.append(callback)
+
+    def over(self) -> None:
+        """Note that the service has answered; a Kafka client's connection bounds what is not read."""
+        for callback in self._callbacks:
+            callback(self)
 
     async def abort(self, status: object, details: str) -> NoReturn:
         """Refuse the request, as a service does that breaks a bound."""
@@ -206,7 +216,11 @@ class Apis:
         self, call: Callable[[Any, Any], Awaitable[T]], request: Any, timeout_ms: int | None = None
     ) -> T:
         """Return a method's answer, as `call` does, without its permission: for what is part of another request."""
-        answer = await call(request, cast(Context, _Deadline(timeout_ms)))
+        context = _Deadline(timeout_ms)
+        try:
+            answer = await call(request, cast(Context, context))
+        finally:
+            context.over()
         error = getattr(answer, "error", None)
         if error is not None and error.code:
             raise errors.error_of(error)

@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -37,23 +39,36 @@ logger = logging.getLogger(__name__)
 
 SOCKET_TIMEOUT_S: Final = 5.0
 MAX_REQUESTS: Final = 16
-"""Concurrent requests; further connections are closed."""
+"""Connections at a time, each with a thread. A further one takes the place of another."""
+MAKE_ROOM_S: Final = 0.5
+"""A new connection waits so long for the thread of the one whose place it takes."""
 JSON: Final = "application/json; charset=utf-8"
 
 
 class _Server(ThreadingHTTPServer):
+    """With MAX_REQUESTS connections open, a new one takes the place of the oldest from which no whole request has come.
+
+    Where all are being answered, it takes the oldest one's. So clients that are slow, or never read, keep no probe out.
+    """
+
     daemon_threads = True
     allow_reuse_address = True
     request_queue_size = MAX_REQUESTS
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
         self._room = threading.BoundedSemaphore(MAX_REQUESTS)
+        self._lock = threading.Lock()
+        self._answered: dict[Any, bool] = {}
+        """Whether a request is being answered, by open connection, the oldest first. Under `_lock`."""
         super().__init__(address, handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if not self._room.acquire(blocking=False):
-            self.shutdown_request(request)
-            return
+            self._make_room()
+            if not self._room.acquire(timeout=MAKE_ROOM_S):
+                self.shutdown_request(request)
+                return
+        self.note(request, is_answered=False)
         super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
@@ -62,8 +77,72 @@ class _Server(ThreadingHTTPServer):
         finally:
             self._room.release()
 
+    def note(self, connection: Any, *, is_answered: bool) -> None:
+        """Note that a request of a connection is being answered, or that one is waited for."""
+        with self._lock:
+            self._answered.pop(connection, None)
+            self._answered[connection] = is_answered
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:  # `_make_room` must not meet a descriptor that is something else by now
+            self._answered.pop(request, None)
+        super().shutdown_request(request)
+
+    def _make_room(self) -> None:
+        with self._lock:
+            oldest = next(iter(self._answered), None)
+            chosen = next((each for each, is_answered in self._answered.items() if not is_answered), oldest)
+            if chosen is not None:
+                self._answered.pop(chosen)
+                with suppress(OSError):  # the client has closed it
+                    chosen.shutdown(socket.SHUT_RDWR)  # its thread closes it
+
     def handle_error(self, request: Any, client_address: Any) -> None:
         logger.debug("a probe or scrape from %s broke off", client_address, exc_info=True)
+
+
+class Scrapes:
+    """The metrics as text, encoded for one scrape at a time, and for at most a third of the time.
+
+    To encode takes the interpreter from the event loop, so scrapes that come meanwhile share the next encoding. None
+    gets one that began before it asked.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+        self._counting = threading.Lock()
+        self._asking = 0
+        self._encoding = threading.Lock()
+        self._last: tuple[float, str, bytes] | None = None
+        """When the last encoding began, its type and itself; None while no scrape is under way."""
+        self._not_before_s = 0.0
+
+    def encoded(self, accept: str) -> tuple[str, bytes]:
+        """Return the content type, by a client's `Accept`, and the metrics. Raises what a metric raises."""
+        encode, content_type = exposition.choose_encoder(accept)
+        asked_s = time.monotonic()
+        with self._counting:
+            self._asking += 1
+        try:
+            with self._encoding:
+                if self._last is not None and self._last[0] >= asked_s and self._last[1] == content_type:
+                    return self._last[1:]
+                time.sleep(max(0.0, self._not_before_s - time.monotonic()))
+                begun_s = time.monotonic()
+                measured = encode(self._registry)
+                ended_s = time.monotonic()
+                self._not_before_s = ended_s + min(MAX_PAUSE_S, 2 * (ended_s - begun_s))
+                self._last = begun_s, content_type, measured
+                return content_type, measured
+        finally:
+            with self._counting:
+                self._asking -= 1
+                if not self._asking:
+                    self._last = None
+
+
+MAX_PAUSE_S: Final = 1.0
+"""Between two encodings of the metrics."""
 
 
 class ObservabilityServer:
@@ -75,7 +154,7 @@ class ObservabilityServer:
             "/readyz": health.ready,
             "/startupz": health.startup,
         }
-        rarely = Rarely()
+        rarely, scrapes = Rarely(), Scrapes(registry)
 
         class Handler(BaseHTTPRequestHandler):
             timeout = SOCKET_TIMEOUT_S
@@ -84,15 +163,19 @@ class ObservabilityServer:
             sys_version = ""
 
             def do_GET(self) -> None:
-                path = self.path.partition("?")[0]
+                server = cast(_Server, self.server)
+                server.note(self.connection, is_answered=True)
+                self._answer_path(self.path.partition("?")[0])
+                server.note(self.connection, is_answered=False)
+
+            def _answer_path(self, path: str) -> None:
                 page = pages.get(path)
                 if page is not None:
                     status, document = page()
                     self._answer(status, JSON, json.dumps(document).encode())
                 elif path == "/metrics":
-                    encode, content_type = exposition.choose_encoder(self.headers.get("Accept", ""))
                     try:
-                        measured = encode(registry)
+                        content_type, measured = scrapes.encoded(self.headers.get("Accept", ""))
                     except Exception as error:
                         if rarely.may_log(type(error).__name__, 1e3 * time.monotonic()):
                             logger.exception("a scrape failed: a metric could not be read; please report this")

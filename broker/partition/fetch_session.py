@@ -45,7 +45,8 @@ SMALLEST_FRAME_BYTES = 4096
 MAX_PARTS: Final = 10_000
 """Partitions that one request may name; clients split larger requests."""
 AT_A_TIME: Final = 500
-"""Partitions of a request that are handled before other tasks get a turn on the event loop."""
+"""Partitions of a request, or subscriptions with something to send, that are handled before other tasks get a turn on
+the event loop. Also the most frames of a message, and the most refusals that may wait to be read."""
 
 
 def readable_end(partition: Partition, isolation: common_pb2.IsolationLevel.ValueType) -> int:
@@ -87,7 +88,8 @@ class FetchSession:
     """State of one stream.
 
     Bounded: a frame is built only while the client's credit is above zero, and after the transport has accepted the
-    previous one, so a client that does not read costs one frame.
+    previous one, so a client that does not read costs one frame. Nor are its subscriptions read while it leaves
+    refusals unread. A session subscribes each partition once: a record wakes every subscription of its partition.
     """
 
     def __init__(
@@ -123,9 +125,13 @@ class FetchSession:
         self._opened = False
         self._credit = 0
         self._subscriptions: dict[int, _Subscription] = {}
+        self._subscribed: dict[Partition, int] = {}
+        """The ids of `_subscriptions`, by partition."""
         self._highest_id = -1
         self._queue: deque[_Subscription] = deque()
         self._refusals: deque[Frame] = deque()
+        self._refusals_left = asyncio.Event()
+        """Set when refusals have left."""
         self._changed = asyncio.Event()
         self._requests_done = False
         self._topics = Decisions.of(who, Acl.READ, Acl.TOPIC)
@@ -227,6 +233,10 @@ class FetchSession:
             raise InvalidRequestError(f"one request subscribes at most {MAX_PARTS} partitions, not {len(parts)}")
         for number, part in enumerate(parts, 1):
             self._subscribe(part)
+            while len(self._refusals) >= AT_A_TIME:
+                self._refusals_left.clear()
+                self._changed.set()
+                await self._refusals_left.wait()
             if number % AT_A_TIME == 0:
                 self._changed.set()
                 await asyncio.sleep(0)
@@ -248,13 +258,16 @@ class FetchSession:
                     self._topics.check(topic, part.topic_id)
             partition = self._replica_manager.find(part.topic_id, part.partition)
             partition.check_leader_epoch(part.leader_epoch, from_follower=part.from_follower)
+            if (already := self._subscribed.get(partition)) is not None:
+                raise InvalidRequestError(
+                    f"{partition.topic_partition} has the subscription {already} of this session already; unsubscribe "
+                    "that one first"
+                )
             if part.HasField("damaged_offset"):
                 partition.suspect(part.damaged_offset)
         except RaftlogError as error:
             self._requests.outcomes[type(error).__name__] += 1
             self._refusals.append(_refusal(part.subscription_id, error))
-            if len(self._refusals) > self._max_subscriptions:
-                raise BrokerOverloaded("the client does not read its refusals") from None
             return
         subscription = _Subscription(partition, part)
 
@@ -266,13 +279,15 @@ class FetchSession:
 
         subscription.wake = wake
         self._subscriptions[part.subscription_id] = subscription
+        self._subscribed[partition] = part.subscription_id
         wake()
 
     def _drop(self, subscription: _Subscription) -> None:
         subscription.dropped = True
         subscription.partition.stop_waiting(subscription.wake)
         self._lease.stop_waiting(subscription.wake)
-        self._subscriptions.pop(subscription.id, None)
+        if self._subscriptions.pop(subscription.id, None) is not None:
+            del self._subscribed[subscription.partition]
 
     async def _drop_forbidden(self, topics: Decisions) -> None:
         """Drop the subscriptions that the client may no longer read."""
@@ -295,9 +310,16 @@ class FetchSession:
         room = self._max_frame_bytes
         while self._topics is not None and self._topics.version != self._permitted_at:
             await self._drop_forbidden(self._topics)
-        while self._refusals:
+        while self._refusals and len(frames) < AT_A_TIME:
             frames.append(self._refusals.popleft())
-        while room > 0 and self._credit > 0 and self._queue and not self._held_until_ms:
+        self._refusals_left.set()
+        seen = 0
+        while room > 0 and self._credit > 0 and self._queue and not self._held_until_ms and len(frames) < AT_A_TIME:
+            if seen == AT_A_TIME:
+                seen = 0
+                await asyncio.sleep(0)
+                continue
+            seen += 1
             subscription = self._queue.popleft()
             subscription.queued = False
             if subscription.dropped:

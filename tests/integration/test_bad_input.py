@@ -184,25 +184,20 @@ def test_a_fetch_out_of_range_is_an_error_of_that_partition_alone(cluster: Clust
             await assert_good_request_succeeds(client, topic_id)
             call = client.fetch_call()
             await call.write(log_pb2.FetchRequest(open=log_pb2.OpenFetchSession(credit_bytes=1 << 20)))
-            await call.write(
-                log_pb2.FetchRequest(
-                    subscribe=log_pb2.Subscribe(
-                        partitions=[
-                            log_pb2.FetchPartition(
-                                subscription_id=1, topic_id=topic_id, offset=offset, leader_epoch=-1
-                            ),
-                            log_pb2.FetchPartition(subscription_id=2, topic_id=topic_id, offset=0, leader_epoch=-1),
-                        ]
-                    )
+
+            async def subscribed(subscription_id: int, offset: int) -> Frame:
+                part = log_pb2.FetchPartition(
+                    subscription_id=subscription_id, topic_id=topic_id, offset=offset, leader_epoch=-1
                 )
-            )
-            frames: dict[int, Frame] = {}
-            while len(frames) < 2:
-                for frame in await asyncio.wait_for(call.read(), TIMEOUT_S):
-                    frames[frame.head.subscription_id] = frame
-            assert frames[1].head.error.code == common_pb2.OFFSET_OUT_OF_RANGE
-            assert str(offset) in frames[1].head.error.message
-            assert len(frames[2].records) > 0
+                await call.write(log_pb2.FetchRequest(subscribe=log_pb2.Subscribe(partitions=[part])))
+                frame: Frame = (await asyncio.wait_for(call.read(), TIMEOUT_S))[0]
+                assert frame.head.subscription_id == subscription_id
+                return frame
+
+            refused = await subscribed(1, offset)
+            assert refused.head.error.code == common_pb2.OFFSET_OUT_OF_RANGE
+            assert str(offset) in refused.head.error.message
+            assert len((await subscribed(2, 0)).records) > 0
             call.cancel()
 
     asyncio.run(scenario())

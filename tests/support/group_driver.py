@@ -18,6 +18,8 @@ from broker.coordinator.groups.commands import (
     CommitTransactionOffsets,
     Decision,
     DescribeGroup,
+    DescriptionRoom,
+    DescriptionShare,
     Disconnected,
     EndTransactionOffsets,
     FetchOffsets,
@@ -346,8 +348,10 @@ class GroupDriver:
         assert isinstance(call.last, group_pb2.FetchOffsetsResponse)
         return call.last
 
-    def described(self, group_id: str = "g") -> group_pb2.GroupDescription:
+    def described(self, group_id: str = "g", max_bytes: int = 1 << 20) -> group_pb2.GroupDescription:
         call = Stream()
-        self.decide(DescribeGroup(call, group_id))
+        self.decide(DescribeGroup(call, group_id, DescriptionShare(DescriptionRoom(max_bytes))))
+        if isinstance(call.last, RaftlogError):
+            raise call.last
         assert isinstance(call.last, group_pb2.GroupDescription)
         return call.last

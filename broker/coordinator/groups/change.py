@@ -282,6 +282,8 @@ class Context:
     """Whether a group (by id) has members that subscribe to a topic (by name)."""
     may_upgrade: Callable[[], bool]
     """Whether every broker of the cluster knows groups with members of both protocols."""
+    names_of: Callable[[str], int] = lambda group_id: 0
+    """How many names the members of a group (by id) subscribe to together, each member's counted by themselves."""
 
     def name_of(self, topic_id: bytes, group: Group) -> str:
         """Return a topic's name; of a deleted one as the group has known it."""
@@ -348,6 +350,21 @@ class Change:
                 "(group.consumer.max.size)"
             )
 
+    def check_names(self, member_id: str, names: int) -> None:
+        """Check that a member may subscribe to so many topics, beside what the other members subscribe to.
+
+        Raises:
+            GroupMaxSizeReached: it may not.
+        """
+        known = self.draft.members.get(member_id)
+        more = names - (0 if known is None else len(known.subscription.topics))
+        count = self.context.names_of(self.group_id) + more
+        if more > 0 and count > MAX_NAMES:
+            raise GroupMaxSizeReached(
+                f"the members of the group {self.group_id!r} would subscribe to {count} topics together, at most "
+                f"{MAX_NAMES} are allowed, each member's counted by themselves: use more groups, or fewer members"
+            )
+
     def send(self, to: object, message: group_pb2.GroupResponse | Reply | RaftlogError | None) -> None:
         """Tell a stream, or a call."""
         self._decision.effects.append(Send(to, message))
@@ -376,6 +393,7 @@ class Change:
     def assign_soon(self) -> None:
         """Have the assignment made, in a while where the group is large: one for many changes."""
         pace_ms = max(0, len(self.draft.members) - UNPACED_MEMBERS) * PACE_MS
+        pace_ms += self.context.names_of(self.group_id) // NAMES_PER_MS
         due_ms = max(self.now.monotonic_ms, self.soft.assigned_at_ms + pace_ms)
         if due_ms < self.soft.assign_due_ms:
             self.soft.assign_due_ms = due_ms
@@ -534,3 +552,7 @@ class Change:
 UNPACED_MEMBERS: Final = 100
 PACE_MS: Final = 1.0
 """Per member above that, between two assignments of a group: where 10 000 join one by one, one in 10 s is made."""
+MAX_NAMES: Final = 1_000_000
+"""Topics that the members of a group subscribe to together. To assign, each is looked up: some 30 ms for so many."""
+NAMES_PER_MS: Final = 1_000
+"""One ms more between two assignments for each so many of them, so that to look them up takes a small share of it."""

@@ -14,6 +14,7 @@ from broker.coordinator.core import Decision, Now, Send
 from broker.coordinator.groups.classic.commands import ClassicCommand, JoinClassic
 from broker.coordinator.groups.classic.machine import ClassicConfig
 from broker.coordinator.groups.group import Member
+from raftlog.errors import BrokerOverloaded
 from raftlog.v1 import group_pb2
 
 
@@ -207,12 +208,60 @@ class ListGroups:
     request: group_pb2.ListGroupsRequest
 
 
+class DescriptionRoom:
+    """Bytes of descriptions that may be in memory at a time. A description can be far longer than what asks for it."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._left_bytes = max_bytes
+
+    def take(self, size_bytes: int) -> None:
+        """Take room for a part of a description.
+
+        Raises:
+            BrokerOverloaded: there is not so much.
+        """
+        if size_bytes > self._left_bytes:
+            raise BrokerOverloaded(
+                f"descriptions of groups for one user take at most {self._max_bytes} bytes at a time: read those under "
+                "way, and ask again for this group"
+            )
+        self._left_bytes -= size_bytes
+
+    def give_back(self, size_bytes: int) -> None:
+        """Give back what was taken."""
+        self._left_bytes += size_bytes
+        assert self._left_bytes <= self._max_bytes, "no more is given back than was taken"
+
+
+class DescriptionShare:
+    """What one call has taken of a room."""
+
+    def __init__(self, room: DescriptionRoom) -> None:
+        self._room = room
+        self._taken_bytes = 0
+
+    def take(self, size_bytes: int) -> None:
+        """As `DescriptionRoom.take`."""
+        self._room.take(size_bytes)
+        self._taken_bytes += size_bytes
+
+    def give_back(self) -> None:
+        """Give back all of it."""
+        self._room.give_back(self._taken_bytes)
+        self._taken_bytes = 0
+
+
 @dataclass(frozen=True, slots=True)
 class DescribeGroup:
-    """Answered with GroupDescription (its error inside); the frame adds coordinator_id and offsets_partition."""
+    """Answered with GroupDescription (its error inside); the frame adds coordinator_id and offsets_partition.
+
+    `share`: room is taken from it for each member; the group is refused if there is none left.
+    """
 
     to: object
     group_id: str
+    share: DescriptionShare
 
 
 @dataclass(frozen=True, slots=True)

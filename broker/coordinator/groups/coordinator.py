@@ -67,6 +67,8 @@ class WatchedTopics:
 
     def __init__(self, topics: TopicsView) -> None:
         self._names: dict[str, Counter[str]] = {}
+        self._counts: Counter[str] = Counter()
+        """How many names the members of a group have together, each member's counted by themselves."""
         self._groups: dict[str, dict[str, None]] = {}
         self._topics = topics
 
@@ -85,8 +87,9 @@ class WatchedTopics:
             names[name] -= 1
             if not names[name]:
                 self._forget(group_id, names, name)
+        self._counts[group_id] += len(new) - len(old)
         if not names:
-            del self._names[group_id]
+            del self._names[group_id], self._counts[group_id]
 
     def _forget(self, group_id: str, names: Counter[str], name: str) -> None:
         del names[name]
@@ -107,6 +110,10 @@ class WatchedTopics:
     def is_read(self, group_id: str, name: str) -> bool:
         """Whether a member of a group subscribes to a topic."""
         return group_id in self._groups.get(name, ())
+
+    def count_of(self, group_id: str) -> int:
+        """Return how many names the members of a group subscribe to together, each member's counted by themselves."""
+        return self._counts[group_id]
 
     def names_of(self, group_id: str) -> list[str]:
         """Return the names that the members of a group subscribe to, each once, in ascending order."""
@@ -152,6 +159,8 @@ PIECE: Final = 100
 PIECE_ENDED: Final = PIECE // 2
 """Offsets in a piece when a transaction ends: two records each."""
 PIECE_MEMBERS: Final = 20
+PIECE_BYTES: Final = 64 << 10
+"""Of described members: some thousand names."""
 PIECE_GROUPS: Final = 200
 MEMBERS_OF_A_GROUP: Final = 50
 """Members of the groups listed that cost as much as one more group."""
@@ -241,12 +250,25 @@ def go_on(rest: Rest, change: Change, group: Group) -> Message | None:
             rest.results += offsets.delete(change, rest.take(PIECE))
             return group_pb2.DeleteOffsetsResponse(results=rest.results) if rest.is_done else None
         case DescribeGroup():
-            rest.answer.members.extend(describe.members(change, group, rest.take(PIECE_MEMBERS)))
+            _describe_members(rest, command, change, group)
             return rest.answer if rest.is_done else None
         case DeleteGroup():
             return describe.delete(change, rest.take(PIECE), is_last=rest.is_done)
         case _:
             raise AssertionError("groups are listed by `list_some`")
+
+
+def _describe_members(rest: Rest, command: DescribeGroup, change: Change, group: Group) -> None:
+    """Describe a few more members: at most PIECE_MEMBERS, fewer if they are long."""
+    described_bytes = 0
+    for _ in range(PIECE_MEMBERS):
+        for member in describe.members(change, group, rest.take(1)):
+            size_bytes = member.ByteSize()
+            command.share.take(size_bytes)
+            described_bytes += size_bytes
+            rest.answer.members.append(member)
+        if rest.is_done or described_bytes >= PIECE_BYTES:
+            return
 
 
 def _commit(rest: Rest, command: OfCommits, change: Change) -> Message | None:
@@ -346,7 +368,8 @@ class GroupCoordinator:
         self._made = Made()
         self._soft: dict[str, GroupSessions] = {}
         self._watched = WatchedTopics(topics)
-        self._context = Context(config, topics, assignors, self._timers, self._watched.is_read, may_upgrade)
+        watched = self._watched
+        self._context = Context(config, topics, assignors, self._timers, watched.is_read, may_upgrade, watched.count_of)
         self._committed = CommittedTopics()
         # Groups that are still to be looked at, the next one last:
         self._beginning: list[str] = []

@@ -55,6 +55,7 @@ def join(change: Change, command: Join) -> None:
     """
     request = command.request
     check_join(request, change.context.assignors)
+    change.check_names(request.member_id, len(request.subscription.topics))
     if (classic := change.soft.classic) is not None and not classic.is_idle:
         if request.member_epoch > 0:
             if classic.instances.get(request.instance_id, request.member_id) != request.member_id:
@@ -261,6 +262,7 @@ def heartbeat(change: Change, command: Heartbeat) -> None:
         raise FencedMemberEpoch(f"the member epoch is {current.member_epoch}, not {request.member_epoch}")
     if request.HasField("subscription"):
         check_subscription(request.subscription, change.context.assignors)
+        change.check_names(member_id, len(request.subscription.topics))
     check_owned(request.owned.partitions, len(current.assigned) + len(current.pending_revocation))
     heard_of(change, member_id, session)
     if request.HasField("subscription"):

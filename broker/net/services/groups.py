@@ -19,6 +19,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequen
 from functools import partial
 from itertools import chain
 from typing import Any, Final, TypeVar
+from weakref import WeakValueDictionary
 
 import grpc
 from google.protobuf.message import Message
@@ -39,6 +40,8 @@ from broker.coordinator.groups.commands import (
     DeleteGroup,
     DeleteOffsets,
     DescribeGroup,
+    DescriptionRoom,
+    DescriptionShare,
     Disconnected,
     FetchOffsets,
     Heartbeat,
@@ -487,6 +490,8 @@ logger = logging.getLogger(__name__)
 
 MAX_GROUPS: Final = 10_000
 """Groups that one request may name."""
+MAX_DESCRIBED_BYTES: Final = 8 << 20
+"""Of descriptions of groups for one user that are being made, or wait to be read."""
 MAX_COMMITTED: Final = 100_000
 """Committed offsets in one description of groups."""
 COMMITTED_AT_A_TIME: Final = 50
@@ -518,6 +523,8 @@ class GroupService(group_pb2_grpc.GroupServicer):
         self._topics = topics
         self._config = config
         self._sessions = 0
+        self._rooms: WeakValueDictionary[str, DescriptionRoom] = WeakValueDictionary()
+        """By user, or by address of clients without a login; as long as they have calls."""
 
     async def FindCoordinator(
         self, request: group_pb2.FindCoordinatorRequest, context: Context
@@ -668,35 +675,47 @@ class GroupService(group_pb2_grpc.GroupServicer):
     async def DescribeGroups(
         self, request: group_pb2.DescribeGroupsRequest, context: Context
     ) -> group_pb2.DescribeGroupsResponse:
-        """Return groups with their members."""
-        wait_s = self._wait_s(context)
+        """Return groups with their members.
+
+        Those that do not fit into MAX_DESCRIBED_BYTES, with what other calls of the user have, get BROKER_OVERLOADED.
+        """
+        wait_s, who = self._wait_s(context), caller.get()
         await _check_ids(request.group_ids, context)
-        groups = await all_of(self._describe(group_id, wait_s) for group_id in request.group_ids)
+        name = who.user or who.host
+        room = self._rooms.setdefault(name, DescriptionRoom(MAX_DESCRIBED_BYTES))
+        share = DescriptionShare(room)
+        context.add_done_callback(lambda _: share.give_back())  # type: ignore[arg-type] # the stub has a class there
+        groups = await all_of(self._describe(group_id, share, wait_s) for group_id in request.group_ids)
         if request.include_authorized_operations:
             for group in groups:
                 if not group.error.code:
-                    group.authorized_operations = authorized_operations(caller.get(), Acl.GROUP, group.group_id)
+                    group.authorized_operations = authorized_operations(who, Acl.GROUP, group.group_id)
         if request.include_committed:
 
             async def fetch(group_id: str) -> group_pb2.FetchOffsetsResponse:
                 asked = group_pb2.FetchOffsetsRequest(group_id=group_id, member_epoch=-1, all=True)
-                return await self.FetchOffsets(asked, context)
+                answer = await self.FetchOffsets(asked, context)
+                try:
+                    share.take(answer.ByteSize())
+                except BrokerOverloaded as error:
+                    return group_pb2.FetchOffsetsResponse(error=to_wire(error))
+                return answer
 
             await add_committed([group for group in groups if not group.error.code], fetch)
         return group_pb2.DescribeGroupsResponse(groups=groups)
 
-    async def _describe(self, group_id: str, wait_s: float) -> group_pb2.GroupDescription:
-        description = group_pb2.GroupDescription(group_id=group_id, coordinator_id=-1, offsets_partition=-1)
+    async def _describe(self, group_id: str, share: DescriptionShare, wait_s: float) -> group_pb2.GroupDescription:
         try:
             partition, shard = self._coordinators.shard_of(group_id)
-            answer = await ask(shard, lambda call: DescribeGroup(call, group_id), wait_s)
-            description.MergeFrom(answer)
-            check_described(description, caller.get())
-            description.coordinator_id, description.offsets_partition = self._config.node_id, partition
+            answer = await ask(shard, lambda call: DescribeGroup(call, group_id, share), wait_s)
+            assert isinstance(answer, group_pb2.GroupDescription), "each command has one type of answer"
+            check_described(answer, caller.get())
         except RaftlogError as error:
-            del description.members[:]
-            description.error.CopyFrom(to_wire(error))
-        return description
+            return group_pb2.GroupDescription(
+                group_id=group_id, coordinator_id=-1, offsets_partition=-1, error=to_wire(error)
+            )
+        answer.coordinator_id, answer.offsets_partition = self._config.node_id, partition
+        return answer
 
     async def DeleteGroups(
         self, request: group_pb2.DeleteGroupsRequest, context: Context
@@ -782,6 +801,9 @@ async def add_committed(
 async def _check_ids(group_ids: Sequence[str], context: Context) -> None:
     if len(group_ids) > MAX_GROUPS:
         failure = f"the request names {len(group_ids)} groups, at most {MAX_GROUPS} are allowed: split it"
+        await end_stream(context, grpc.StatusCode.INVALID_ARGUMENT, InvalidRequestError(failure))
+    if len(set(group_ids)) < len(group_ids):
+        failure = "the request names a group twice; name each once"
         await end_stream(context, grpc.StatusCode.INVALID_ARGUMENT, InvalidRequestError(failure))
 
 

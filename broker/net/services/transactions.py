@@ -264,8 +264,11 @@ class TransactionService(transaction_pb2_grpc.TransactionServicer):
         """Return the state of the named transactional ids."""
         wait_s = self._wait_s(context)
         ids = request.transactional_ids
-        if len(ids) > MAX_NAMED:
-            refusal = to_wire(InvalidRequestError(f"the request names {len(ids)} ids, one may have {MAX_NAMED}"))
+        why = f"the request names {len(ids)} ids, one may have {MAX_NAMED}" if len(ids) > MAX_NAMED else ""
+        if not why and len(set(ids)) < len(ids):
+            why = "the request names an id twice; name each once"
+        if why:
+            refusal = to_wire(InvalidRequestError(why))
             described = [pb.TransactionDescription(error=refusal, transactional_id=key) for key in ids]
         else:
             described = await all_of(self._describe(key, wait_s) for key in ids)

@@ -5,15 +5,17 @@ from __future__ import annotations
 import http.client
 import json
 import socket
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from prometheus_client import CollectorRegistry, Gauge, Metric
 
 from broker.clock import SystemClock
 from broker.observability.health import Health
-from broker.observability.node import MAX_REQUESTS, ObservabilityServer
+from broker.observability.node import MAX_REQUESTS, ObservabilityServer, Scrapes
 from raftlog.errors import BrokerUnavailable
 
 
@@ -162,6 +164,48 @@ def test_who_connects_and_says_nothing_does_not_keep_probes_out_for_long(server:
     finally:
         for each in idle:
             each.close()
+
+
+@pytest.mark.parametrize("said", [b"", b"GET /metrics HTTP/1.1\r\n", b"GET /livez HTTP/1.1\r\n\r\n"])
+def test_slow_clients_keep_no_probe_out(server: ObservabilityServer, said: bytes) -> None:
+    """Those that say nothing, not all, or stay connected after an answer."""
+    slow = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(MAX_REQUESTS)]
+    try:
+        for each in slow:
+            each.sendall(said)
+        for _ in range(MAX_REQUESTS):
+            slow.append(socket.create_connection(("127.0.0.1", server.port)))
+            assert get(server, "/livez")[0] == 200
+    finally:
+        for each in slow:
+            each.close()
+
+
+def test_scrapes_that_come_meanwhile_share_one_encoding(health: Health) -> None:
+    begun, go_on, collected = threading.Event(), threading.Event(), []
+
+    class Slow:
+        def collect(self) -> Iterator[Metric]:
+            collected.append(threading.current_thread())
+            begun.set()
+            assert go_on.wait(60)
+            yield Metric("fine", "Fine.", "gauge")
+
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(Slow())
+    scrapes = Scrapes(registry)
+    with ThreadPoolExecutor(MAX_REQUESTS) as pool:
+        first = pool.submit(scrapes.encoded, "")
+        assert begun.wait(60)
+        others = [pool.submit(scrapes.encoded, "") for _ in range(MAX_REQUESTS - 1)]
+        while scrapes._asking < MAX_REQUESTS:
+            time.sleep(0.001)
+        go_on.set()
+        assert len({each.result(60) for each in (first, *others)}) == 1
+    assert len(collected) == 2, "one for the first, and one for all that asked after it had begun"
+    assert scrapes._last is None, "the text must not be kept"
+    scrapes.encoded("")
+    assert len(collected) == 3, "a scrape must not get an encoding from before it asked"
 
 
 def test_a_port_that_is_taken_is_named(server: ObservabilityServer, health: Health) -> None:

@@ -160,18 +160,34 @@ async def test_partitions_take_turns(tmp_path: Path) -> None:
 
 
 async def test_an_unsubscribed_or_ended_session_leaves_no_waiter(tmp_path: Path) -> None:
-    async with Parts(tmp_path) as parts:
-        partition = parts.registry.find(TOPIC_ID, 0)
+    async with Parts(tmp_path, partitions=2) as parts:
+        partitions = [parts.registry.find(TOPIC_ID, number) for number in range(2)]
         async with session(parts) as (requests, writer):
             requests.send(subscribe(1))
-            requests.send(subscribe(2))
+            requests.send(subscribe(2, partition=1))
             await writer.wait_for(1)
             await settle()
-            assert partition.waiting == 2
+            assert [partition.waiting for partition in partitions] == [1, 1]
             requests.send(log_pb2.FetchRequest(unsubscribe=log_pb2.Unsubscribe(subscription_ids=[1])))
             await settle()
-            assert partition.waiting == 1
-        assert partition.waiting == 0
+            assert [partition.waiting for partition in partitions] == [0, 1]
+        assert [partition.waiting for partition in partitions] == [0, 0]
+
+
+async def test_a_partition_is_subscribed_once_until_it_is_unsubscribed(tmp_path: Path) -> None:
+    async with Parts(tmp_path) as parts, session(parts) as (requests, writer):
+        requests.send(subscribe(1))
+        requests.send(subscribe(2))
+        await settle()
+        heads = {f.head.subscription_id: f.head for message in writer.written for f in message}
+        assert heads[2].error.code == common_pb2.INVALID_REQUEST
+        assert parts.registry.find(TOPIC_ID, 0).waiting == 1
+        requests.send(log_pb2.FetchRequest(unsubscribe=log_pb2.Unsubscribe(subscription_ids=[1])))
+        requests.send(subscribe(3))
+        append(parts, b"a")
+        await settle()
+        frames = [frame for message in writer.written for frame in message if frame.records]
+        assert [frame.head.subscription_id for frame in frames] == [3]
 
 
 async def test_a_deleted_topic_ends_the_subscription_with_a_reason(tmp_path: Path) -> None:
@@ -185,10 +201,10 @@ async def test_a_deleted_topic_ends_the_subscription_with_a_reason(tmp_path: Pat
 
 
 async def test_a_stale_leader_epoch_and_too_many_subscriptions_are_refused_each_by_itself(tmp_path: Path) -> None:
-    async with Parts(tmp_path) as parts, session(parts) as (requests, writer):
+    async with Parts(tmp_path, partitions=13) as parts, session(parts) as (requests, writer):
         requests.send(subscribe(1, epoch=2))
         for number in range(2, 13):
-            requests.send(subscribe(number))
+            requests.send(subscribe(number, partition=number))
         await settle()
         heads = {f.head.subscription_id: f.head for message in writer.written for f in message}
         assert heads[1].error.code == common_pb2.FENCED_LEADER_EPOCH
@@ -305,6 +321,7 @@ async def test_a_client_that_complains_has_the_log_looked_at(tmp_path: Path) -> 
         parts.registry._suspicions._checked_logs.clear()
         parts.registry._suspicions._checked_offsets.clear()
         complaint.subscribe.partitions[0].subscription_id = 2
+        requests.send(log_pb2.FetchRequest(unsubscribe=log_pb2.Unsubscribe(subscription_ids=[1])))
         requests.send(complaint)
         await writer.wait_for(2)
         await settle()

@@ -99,3 +99,62 @@ def test_subscriptions_are_bounded_and_leave_others_their_turns(
             assert len(authorizer.asked) == before
 
     asyncio.run(main())
+
+
+def subscribe(*numbers: int, topic_id: bytes = TOPIC_ID) -> log_pb2.FetchRequest:
+    parts = [
+        log_pb2.FetchPartition(subscription_id=each + 1, topic_id=topic_id, partition=each, leader_epoch=-1)
+        for each in numbers
+    ]
+    return log_pb2.FetchRequest(subscribe=log_pb2.Subscribe(partitions=parts))
+
+
+def test_a_message_has_few_frames_however_many_partitions_have_news(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetch_session, "AT_A_TIME", 4)
+
+    async def main() -> None:
+        async with Parts(tmp_path, partitions=40) as parts:
+            session = FetchSession(parts.registry, parts.disk, max_frame_bytes=1 << 20, max_subscriptions=40)
+            requests, writer = Requests[log_pb2.FetchRequest](), FetchWriter()
+            running = asyncio.ensure_future(session.run(aiter(requests), writer))
+            requests.send(log_pb2.FetchRequest(open=log_pb2.OpenFetchSession(credit_bytes=0)))
+            requests.send(subscribe(*range(40)))
+            await settle()
+            assert writer.written == []
+            requests.send(log_pb2.FetchRequest(credit=log_pb2.GrantCredit(bytes=1 << 20)))
+            async with asyncio.timeout(60):
+                await writer.wait_for(10)
+            assert [len(message) for message in writer.written] == [4] * 10
+            requests.end()
+            await asyncio.wait_for(running, 60)
+
+    asyncio.run(main())
+
+
+def test_a_client_that_leaves_refusals_unread_is_not_read_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetch_session, "AT_A_TIME", 4)
+
+    async def main() -> None:
+        async with Parts(tmp_path) as parts:
+            session = FetchSession(parts.registry, parts.disk, max_frame_bytes=1 << 20, max_subscriptions=1_000)
+            requests, writer = Requests[log_pb2.FetchRequest](), FetchWriter()
+            writer.stalled = True
+            running = asyncio.ensure_future(session.run(aiter(requests), writer))
+            requests.send(log_pb2.FetchRequest(open=log_pb2.OpenFetchSession()))
+            for first in range(0, 100, 10):
+                requests.send(subscribe(*range(first, first + 10), topic_id=bytes(16)))
+            await settle()
+            assert requests.taken <= 3
+            assert sum(map(len, writer.written)) + len(session._refusals) <= 8
+            await writer.resume()
+            async with asyncio.timeout(60):
+                while sum(map(len, writer.written)) < 100:
+                    await writer.wait_for(len(writer.written) + 1)
+            requests.end()
+            await asyncio.wait_for(running, 60)
+
+    asyncio.run(main())

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 import pytest
 
-from broker.coordinator.groups import coordinator
+from broker.coordinator.groups import change, coordinator
 from broker.coordinator.groups import coordinator as answers
 from broker.coordinator.groups.assignors import BUILT_IN, GroupSpec
 from broker.coordinator.groups.checks import MAX_PARTITIONS, check_offsets, check_partitions
@@ -16,6 +16,9 @@ from broker.coordinator.groups.commands import (
     Decision,
     DeleteGroup,
     DeleteOffsets,
+    DescribeGroup,
+    DescriptionRoom,
+    DescriptionShare,
     FetchOffsets,
     GroupConfig,
     Heartbeat,
@@ -26,6 +29,7 @@ from broker.coordinator.groups.group import Committed, Head
 from broker.coordinator.groups.records import head_record, offset_record
 from broker.coordinator.groups.topics import TopicPartition
 from raftlog.errors import (
+    BrokerOverloaded,
     FencedInstanceId,
     FencedMemberEpoch,
     GroupIdNotFound,
@@ -285,6 +289,43 @@ def test_what_can_never_be_accepted_is_refused() -> None:
     assert isinstance(driver.join("a", "x" * 300).error, InvalidRequestError)
     driver.join("a", "t")
     assert isinstance(driver.join("b", "t").error, GroupMaxSizeReached)
+
+
+def test_members_of_a_group_subscribe_to_so_many_topics_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(change, "MAX_NAMES", 10)
+    driver = GroupDriver({"t": 1})
+    first = driver.join("a", *"bcdefg")
+    refused = driver.join("b", *"hijkl")
+    assert isinstance(refused.error, GroupMaxSizeReached)
+    assert "would subscribe to 11 topics together" in str(refused.error)
+    assert "b" not in driver.core.groups["g"].members
+    driver.join("c", *"hijk")
+    longer = Heartbeat(
+        first,
+        "g",
+        "a",
+        group_pb2.GroupHeartbeat(member_epoch=1, subscription=group_pb2.Subscription(topics=list("bcdefgh"))),
+    )
+    driver.decide(longer)
+    assert isinstance(first.error, GroupMaxSizeReached)
+    driver.join("d", *"hijk", group_id="other")
+    driver.wait(60_000)  # all are silent
+    driver.join("e", *"bcdefghijk")
+    assert list(driver.core.groups["g"].members) == ["e"]
+
+
+def test_the_more_topics_members_subscribe_to_the_fewer_assignments_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(change, "NAMES_PER_MS", 1)
+    driver = GroupDriver({"t": 1})
+    driver.join("a", *(f"{number}" for number in range(500)))
+    driver.wait(600)
+    epoch = driver.described().assignment_epoch
+    for number in range(10):
+        driver.join(f"m{number}", "t")
+    assert driver.described().assignment_epoch <= epoch + 1
+    driver.wait(600)
+    described = driver.described()
+    assert described.assignment_epoch == described.group_epoch
 
 
 def test_notes_say_why_there_is_nothing_to_read() -> None:
@@ -744,6 +785,25 @@ def test_offsets_are_read_and_a_group_is_deleted_in_pieces() -> None:
     decisions = pieces(driver, DeleteGroup(call, "g"))
     assert max(len(decision.records) for decision in decisions) <= answers.PIECE + 1
     assert not driver.core.groups
+
+
+def test_long_members_are_described_few_at_a_time_and_within_the_room() -> None:
+    driver = GroupDriver({"t": 1})
+    for number in range(30):
+        driver.join(f"m{number:02d}", *(f"{number:02d}-{each:0240d}" for each in range(100)))
+    one_bytes = driver.described().members[0].ByteSize()
+    room, call = DescriptionRoom(30 * one_bytes + 100), Stream()
+    share = DescriptionShare(room)
+    described = pieces(driver, DescribeGroup(call, "g", share))
+    assert len(described) >= 30 * one_bytes // (answers.PIECE_BYTES + one_bytes)
+    assert isinstance(call.last, group_pb2.GroupDescription)
+    assert len(call.last.members) == 30
+    refused = Stream()
+    pieces(driver, DescribeGroup(refused, "g", DescriptionShare(room)))
+    assert isinstance(refused.last, BrokerOverloaded)
+    share.give_back()
+    with pytest.raises(BrokerOverloaded, match="at most"):
+        driver.described(max_bytes=29 * one_bytes)
 
 
 @pytest.mark.parametrize(
