@@ -142,6 +142,8 @@ class Batch:
     query_id: str | None = None
     run_id: str = ""
     """The run that writes the batch; another run may write the same batch."""
+    is_first: bool = False
+    """Whether the sink id is new, so that the sink cannot have committed a batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +179,7 @@ def of_batch_write(options: SinkOptions) -> Batch:
         assert options.version is not None
         return Batch(options.version, options.app_id, run_id=str(uuid.uuid4()))
     run_id = str(uuid.uuid4())
-    return Batch(0, f"{_ONE_OFF}{run_id}", run_id=run_id)
+    return Batch(0, f"{_ONE_OFF}{run_id}", run_id=run_id, is_first=True)
 
 
 def refuse_continuous() -> NoReturn:
@@ -197,9 +199,6 @@ def write_staged(
 ) -> Staged:
     """Stage all rows of a task, and wait until they are acknowledged; stage nothing if the batch is already committed.
 
-    The first rows begin the stage, and the answer says whether the batch is committed: asking for that before would
-    cost each task a call.
-
     Raises:
         RaftlogError: a record was refused or not acknowledged in time; Spark may retry the task.
     """
@@ -210,6 +209,8 @@ def write_staged(
     target = _target(options, batch)
     writer = staging.writer(sink_id, target)
     try:
+        if not batch.is_first and writer.last_batch() >= batch.batch_id:
+            return Staged(0, writer.already_committed(batch.batch_id), target, batch.run_id)
         rows = 0
         with writer.stage(batch.batch_id, _attempt_of(batch.run_id, attempt)) as stage:
             try:
@@ -217,7 +218,7 @@ def write_staged(
                     for topic, part in schema.split(records):
                         stage.send_batch(topic, part)
                         rows += part.num_rows
-            except BatchAlreadyCommitted:  # the token says so
+            except BatchAlreadyCommitted:  # another driver has just committed it; the token says so
                 rows = 0
             return Staged(rows, stage.finish(), target, batch.run_id)
     except SinkMismatch as error:

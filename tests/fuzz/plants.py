@@ -256,7 +256,7 @@ PLANTS: Final[dict[str, Plant]] = {
         "kafka-connections",
         "broker.kafka.listener:_Connection._handle",
         'raise _Closed(f"a malformed request: {error}") from None',
-        "raise",
+        "raise KeyError(str(error)) from None",  # `_read` takes an InvalidRequestError for a request beyond a bound
     ),
     "a group's record with impossible contents": _one(
         "group-records",
