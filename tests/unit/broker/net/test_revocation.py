@@ -300,6 +300,11 @@ async def test_a_node_with_a_revoked_certificate_is_refused_and_others_are_serve
             await refusal(unary(b"x", timeout=WAIT_S))
 
 
+def closed_lines(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
+    """Return the lines of the log that tell of closed connections."""
+    return [each for each in caplog.records if "closed connections of nodes" in each.getMessage()]
+
+
 @pytest.mark.parametrize("both", [False, True])
 async def test_the_open_streams_of_a_node_end_when_its_certificate_is_revoked(
     both: bool,
@@ -359,6 +364,9 @@ async def test_the_open_streams_of_a_node_end_when_its_certificate_is_revoked(
                 while nodes.followed > 1:  # noqa: ASYNC110 # gRPC ends the calls without an event
                     await asyncio.sleep(0.01)
             assert len(ended) == 2, "and is followed no longer"
+            async with asyncio.timeout(WAIT_S):
+                while not closed_lines(caplog):  # noqa: ASYNC110 # it comes once all have been closed
+                    await asyncio.sleep(0.01)
             await streams[0].write(b"y")
             assert await asyncio.wait_for(streams[0].read(), WAIT_S) == b"y"
             streams[0].cancel()
@@ -366,7 +374,7 @@ async def test_the_open_streams_of_a_node_end_when_its_certificate_is_revoked(
         watching.cancel()
         await server.stop(0)
         await listener.close()
-    (closed,) = [each for each in caplog.records if "closed connections of nodes" in each.getMessage()]
+    (closed,) = closed_lines(caplog)
     assert vars(closed)["nodes"] == [2]
 
 
