@@ -190,21 +190,24 @@ def _bounded(parse: Callable[[bytes], Any], most_bytes: int | None, *, is_stream
     descriptor = getattr(getattr(parse, "__self__", None), "DESCRIPTOR", None)
     shape = None if descriptor is None else _Shape.of(descriptor, {})
 
+    def why_too_long(data: bytes) -> str:
+        if most_bytes is not None and len(data) > most_bytes:
+            return f"the request has {len(data)} bytes, this method takes at most {most_bytes}; split the request"
+        if shape is not None and len(data) > UNSCANNED_BYTES and not _has_few_fields(data, shape):
+            return f"the request has more than {MAX_OBJECTS} elements, or {MAX_FIELDS} fields; split it"
+        return ""
+
     def parse_bounded(data: bytes) -> Any:
         if not is_stream:
             _request_bytes.set(len(data))
-        too_long = most_bytes is not None and len(data) > most_bytes
-        if too_long:
-            why = f"the request has {len(data)} bytes, this method takes at most {most_bytes}; split the request"
-        else:
-            try:
-                if shape is not None and len(data) > UNSCANNED_BYTES:
-                    too_long = not _has_few_fields(data, shape)
-                if not too_long:
-                    return parse(data)
-                why = f"the request has more than {MAX_OBJECTS} elements, or {MAX_FIELDS} fields; split it"
-            except (DecodeError, RaftlogError) as error:
-                why = str(error)
+        too_long = False
+        try:
+            why = why_too_long(data)
+            if not why:
+                return parse(data)
+            too_long = True
+        except (DecodeError, RaftlogError) as error:
+            why = str(error)
         del data
         if is_stream:
             raise MalformedRequest(why)
@@ -257,7 +260,7 @@ def _has_few_fields(data: bytes, shape: _Shape) -> bool:
         while scans:
             position, end, shape = scans.pop()
             inner_of = shape.inner.get
-            while position < end:
+            while position < end:  # most tags and lengths have one byte, and need no call
                 fields += 1
                 if fields > MAX_FIELDS:
                     return False

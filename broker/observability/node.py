@@ -42,6 +42,8 @@ MAX_REQUESTS: Final = 16
 """Connections at a time, each with a thread. A further one takes the place of another."""
 MAKE_ROOM_S: Final = 0.5
 """A new connection waits so long for the thread of the one whose place it takes."""
+MAX_PAUSE_S: Final = 1.0
+"""Between two encodings of the metrics."""
 JSON: Final = "application/json; charset=utf-8"
 
 
@@ -139,10 +141,6 @@ class Scrapes:
                 self._asking -= 1
                 if not self._asking:
                     self._last = None
-
-
-MAX_PAUSE_S: Final = 1.0
-"""Between two encodings of the metrics."""
 
 
 class ObservabilityServer:

@@ -282,7 +282,7 @@ class Context:
     """Whether a group (by id) has members that subscribe to a topic (by name)."""
     may_upgrade: Callable[[], bool]
     """Whether every broker of the cluster knows groups with members of both protocols."""
-    names_of: Callable[[str], int] = lambda group_id: 0
+    name_count: Callable[[str], int]
     """How many names the members of a group (by id) subscribe to together, each member's counted by themselves."""
 
     def name_of(self, topic_id: bytes, group: Group) -> str:
@@ -358,7 +358,7 @@ class Change:
         """
         known = self.draft.members.get(member_id)
         more = names - (0 if known is None else len(known.subscription.topics))
-        count = self.context.names_of(self.group_id) + more
+        count = self.context.name_count(self.group_id) + more
         if more > 0 and count > MAX_NAMES:
             raise GroupMaxSizeReached(
                 f"the members of the group {self.group_id!r} would subscribe to {count} topics together, at most "
@@ -393,7 +393,7 @@ class Change:
     def assign_soon(self) -> None:
         """Have the assignment made, in a while where the group is large: one for many changes."""
         pace_ms = max(0, len(self.draft.members) - UNPACED_MEMBERS) * PACE_MS
-        pace_ms += self.context.names_of(self.group_id) // NAMES_PER_MS
+        pace_ms += self.context.name_count(self.group_id) // NAMES_PER_MS
         due_ms = max(self.now.monotonic_ms, self.soft.assigned_at_ms + pace_ms)
         if due_ms < self.soft.assign_due_ms:
             self.soft.assign_due_ms = due_ms

@@ -291,19 +291,18 @@ class ProducerChecks:
 
     def _check_transactional(self, head: log_pb2.ProduceRequest, producer_id: int) -> None:
         owner = _owner_of(head)
-        if owner is None and self._is_enforced:
-            raise UnsupportedVersion(
-                "the request has a transactional batch and names neither its transactional id nor its sink, which "
-                f"metadata.version {PRODUCER_OWNERS_LEVEL} requires; use a newer client"
-            )
-        if self._ids is not None:
-            if owner is None:
+        if owner is None:
+            if self._is_enforced:
+                raise UnsupportedVersion(
+                    "the request has a transactional batch and names neither its transactional id nor its sink, which "
+                    f"metadata.version {PRODUCER_OWNERS_LEVEL} requires; use a newer client"
+                )
+            if self._ids is not None:
                 self._ids.check_any()
-            else:
-                self._ids.check(owner.name)
-        if owner is None or not self._is_enforced:
             return
-        if producer_id >= 0:
+        if self._ids is not None:
+            self._ids.check(owner.name)
+        if producer_id >= 0 and self._is_enforced:
             self._check_bound(owner, producer_id)
 
     def _check_bound(self, owner: ProducerOwner, producer_id: int) -> None:

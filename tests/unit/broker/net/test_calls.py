@@ -30,7 +30,7 @@ from broker.net.calls import (
     note_used_stream,
 )
 from broker.net.connections import ConnectionLimits, ConnectionWatch, limits_of
-from broker.net.interceptors import RewrittenHandlers, preceded
+from broker.net.interceptors import CALL_BYTES, RequestBounds, RewrittenHandlers, preceded
 from broker.quotas.manager import Charging, QuotaManager
 from broker.security.caller import Caller, caller
 from broker.security.client_listener import UNKNOWN_HOST
@@ -215,6 +215,7 @@ def handlers() -> tuple[grpc.GenericRpcHandler, grpc.GenericRpcHandler]:
         "test.Echo",
         {
             "Call": grpc.unary_unary_rpc_method_handler(echo),
+            "Bounded": grpc.unary_unary_rpc_method_handler(echo, request_deserializer=bytes),
             "Stream": grpc.stream_stream_rpc_method_handler(stream),
             "OverQuota": grpc.stream_stream_rpc_method_handler(over_quota),
         },
@@ -567,6 +568,22 @@ def test_calls_beyond_the_rate_are_refused_with_the_time_to_wait_and_then_shut_o
             await until(lambda: connections.refused[MAX_REFUSED_CALL_RATE])
             assert limits.refused[MAX_CALL_RATE] >= 51
             await call_as(honest, "User:alice")
+
+    asyncio.run(work())
+
+
+def test_a_long_request_is_paid_off_before_the_next_call() -> None:
+    async def work() -> None:
+        limits = call_limits(call_rate=10)
+        async with serving(limits, RequestBounds()) as port, aio.insecure_channel(f"127.0.0.1:{port}", OWN) as channel:
+            method: Any = channel.unary_unary("/test.Echo/Bounded")
+            for size in (1, CALL_BYTES * 100):
+                assert len(await method(bytes(size), metadata=metadata_of("User:mallory"), timeout=WAIT_S)) == size
+            with pytest.raises(aio.AioRpcError) as refused:
+                await method(b"x", metadata=metadata_of("User:mallory"), timeout=WAIT_S)
+            told = from_grpc(refused.value, "broker")
+            assert isinstance(told, ThrottlingQuotaExceeded)
+            assert told.throttle_time_ms > 1_000
 
     asyncio.run(work())
 
