@@ -262,15 +262,17 @@ class TransactionService(transaction_pb2_grpc.TransactionServicer):
         self, request: pb.DescribeTransactionsRequest, context: Context
     ) -> pb.DescribeTransactionsResponse:
         """Return the state of the named transactional ids."""
-        wait_s = self._wait_s(context)
         ids = request.transactional_ids
-        why = f"the request names {len(ids)} ids, one may have {MAX_NAMED}" if len(ids) > MAX_NAMED else ""
-        if not why and len(set(ids)) < len(ids):
+        why = ""
+        if len(ids) > MAX_NAMED:
+            why = f"the request names {len(ids)} ids, one may have {MAX_NAMED}"
+        elif len(set(ids)) < len(ids):
             why = "the request names an id twice; name each once"
         if why:
             refusal = to_wire(InvalidRequestError(why))
             described = [pb.TransactionDescription(error=refusal, transactional_id=key) for key in ids]
         else:
+            wait_s = self._wait_s(context)
             described = await all_of(self._describe(key, wait_s) for key in ids)
         if request.include_authorized_operations:
             for each in described:

@@ -185,6 +185,19 @@ def test_the_service_answers_with_errors_as_values() -> None:
     run(scenario)
 
 
+def test_a_request_that_names_a_transaction_twice_is_refused_before_any_is_described() -> None:
+    async def scenario(controller: Controller, ids: ProducerIds) -> None:
+        unused: Any = None
+        service = TransactionService(unused, unused, ids, unused, unused, unused, unused)
+        request = transaction_pb2.DescribeTransactionsRequest(transactional_ids=["t", "u", "t"])
+        answer = await service.DescribeTransactions(request, unused)
+        assert [(each.transactional_id, each.error.code) for each in answer.transactions] == [
+            (name, common_pb2.INVALID_REQUEST) for name in ("t", "u", "t")
+        ]
+
+    run(scenario)
+
+
 def test_ids_are_bound_to_their_owners_as_soon_as_the_cluster_has_upgraded() -> None:
     async def scenario(controller: Controller, ids: ProducerIds) -> None:
         assert await ids.take(OWNER) == 5_000
