@@ -224,7 +224,7 @@ class DescriptionRoom:
         if size_bytes > self._left_bytes:
             raise BrokerOverloaded(
                 f"descriptions of groups for one user take at most {self._max_bytes} bytes at a time: read those under "
-                "way, and ask again for this group"
+                "way, and ask again for this group; one whose description alone is longer cannot be described"
             )
         self._left_bytes -= size_bytes
 
