@@ -14,11 +14,11 @@ from broker.kafka import errors
 from broker.kafka import messages as api
 from broker.kafka.apis import Apis, Handler, each_of, failed
 from broker.kafka.codec import Fields
-from broker.kafka.parts import in_turns
 from broker.net.services.admin import AdminService
 from broker.net.services.security import SecurityService
 from broker.security.caller import Caller
 from broker.security.scram import keys_of
+from broker.turns import in_turns
 from raftlog._core.security.acls import CLUSTER_NAME
 from raftlog.errors import InvalidRequestError, RaftlogError, ResourceNotFound, UnacceptableCredential
 from raftlog.v1 import admin_pb2, security_pb2

@@ -16,9 +16,10 @@ from broker.kafka import errors
 from broker.kafka import messages as api
 from broker.kafka.apis import Apis, Handler, Services, config_value, each_of, failed, partition_fields
 from broker.kafka.codec import Fields
-from broker.kafka.parts import by_topic, check_count, in_turns, once, parts_of
+from broker.kafka.parts import by_topic, check_count, once, parts_of
 from broker.net.services.admin import MAX_REASSIGNMENTS
 from broker.security.caller import Caller, Decisions
+from broker.turns import in_turns
 from raftlog._core.words import shown
 from raftlog.config import ConfigKey
 from raftlog.errors import (

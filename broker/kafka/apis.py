@@ -31,7 +31,7 @@ from broker.kafka import messages as api
 from broker.kafka.codec import Fields
 from broker.kafka.consumer_groups import ConsumerGroupApis
 from broker.kafka.groups import GroupApis
-from broker.kafka.parts import by_topic, check_count, in_turns, once
+from broker.kafka.parts import by_topic, check_count, once
 from broker.net.services.admin import AdminService
 from broker.net.services.calls import Context
 from broker.net.services.groups import GroupService
@@ -39,6 +39,7 @@ from broker.net.services.log import LogService
 from broker.net.services.transactions import TransactionService
 from broker.security.caller import Caller, Decisions, authorized_operations
 from broker.security.permissions import RULES, check
+from broker.turns import in_turns
 from raftlog._core.security.acls import CLUSTER_NAME
 from raftlog.errors import InvalidRequestError, RaftlogError, UnknownTopicId, UnknownTopicOrPartition
 from raftlog.v1 import admin_pb2, common_pb2, group_pb2, log_pb2, transaction_pb2

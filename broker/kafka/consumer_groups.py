@@ -49,9 +49,10 @@ from broker.kafka.groups import (
     code_of,
     tell_operations,
 )
-from broker.kafka.parts import in_turns, once
+from broker.kafka.parts import once
 from broker.net.services.groups import GroupService, MemberPermissions
 from broker.security.caller import Caller
+from broker.turns import in_turns
 from raftlog.errors import (
     BrokerOverloaded,
     CoordinatorNotAvailable,

@@ -39,7 +39,7 @@ from typing import Any, Final
 
 from broker.kafka import errors
 from broker.kafka.codec import Fields
-from broker.kafka.parts import MAX_NAMED, check_count, in_turns
+from broker.kafka.parts import MAX_NAMED, check_count
 from broker.kafka.record_batches import to_kafka
 from broker.log.partition_log import ReadResult
 from broker.partition.fetch_session import readable_end
@@ -47,6 +47,7 @@ from broker.partition.partition import Partition
 from broker.quotas.room import Hold
 from broker.replicas.replica_manager import ReplicaManager
 from broker.security.caller import Caller, Decisions
+from broker.turns import in_turns
 from raftlog.errors import CorruptRecordError, NotLeader, RaftlogError, UnknownTopicId, UnknownTopicOrPartition
 from raftlog.v1 import common_pb2
 from raftlog.v1.security_pb2 import Acl

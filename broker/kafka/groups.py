@@ -25,10 +25,11 @@ from broker.coordinator.groups.commands import Command
 from broker.kafka import errors
 from broker.kafka import messages as api
 from broker.kafka.codec import Fields
-from broker.kafka.parts import by_topic, in_turns, once, parts_of
+from broker.kafka.parts import by_topic, once, parts_of
 from broker.net.services.calls import Call
 from broker.net.services.groups import GroupService
 from broker.security.caller import Caller, authorized_operations
+from broker.turns import in_turns
 from raftlog.errors import GroupIdNotFound, InvalidRequestError, RaftlogError
 from raftlog.v1 import group_pb2
 from raftlog.v1.security_pb2 import Acl

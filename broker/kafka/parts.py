@@ -6,17 +6,12 @@ thing: a topic of a thousand partitions, named 10 000 times in 1 MiB, would be a
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Any, Final, TypeVar
 
 from broker.kafka.codec import Fields
+from broker.turns import QUICK_AT_A_TIME, in_turns
 from raftlog.errors import InvalidRequestError
-
-AT_A_TIME: Final = 100
-"""Things between two turns of the event loop."""
-QUICK_AT_A_TIME: Final = 500
-"""Likewise, where a thing takes a microsecond at most."""
 
 MAX_NAMED: Final = 10_000
 """Topics, or partitions, that one request may name, as at gRPC's listener. Kafka's clients and tools ask each broker
@@ -42,19 +37,6 @@ async def once(named: Iterable[T], key: Callable[[T], Hashable] = lambda each: e
     async for each in in_turns(named, QUICK_AT_A_TIME):
         found.setdefault(key(each), each)
     return list(found.values())
-
-
-async def in_turns(
-    things: Iterable[T], at_a_time: int = AT_A_TIME, weight: Callable[[T], int] = lambda _: 1
-) -> AsyncIterator[T]:
-    """Yield the things, and let the event loop do other work in between. `weight`: of a thing that is several."""
-    done = 0
-    for each in things:
-        yield each
-        done += weight(each)
-        if done >= at_a_time:
-            done = 0
-            await asyncio.sleep(0)
 
 
 async def by_topic(topics: Iterable[Fields], results: Iterable[Fields], name: str = "name") -> list[Fields]:

@@ -23,12 +23,13 @@ from broker.coordinator.transactions.verifier import ProducerChecks
 from broker.kafka import errors
 from broker.kafka.codec import Fields
 from broker.kafka.messages import PRODUCE
-from broker.kafka.parts import check_count, in_turns
+from broker.kafka.parts import check_count
 from broker.kafka.record_batches import from_kafka, producer_in, says_transactional
 from broker.kafka.transactions import KEEPS_NO_EPOCH_FROM
 from broker.partition.partition import Partition
 from broker.replicas.replica_manager import ReplicaManager
 from broker.security.caller import Caller
+from broker.turns import in_turns
 from raftlog.errors import (
     ConcurrentTransactions,
     CoordinatorLoadInProgress,

@@ -27,8 +27,9 @@ from broker.kafka import messages as api
 from broker.kafka.apis import Apis, Handler, Services
 from broker.kafka.codec import Fields
 from broker.kafka.groups import coded, offsets_in
-from broker.kafka.parts import by_topic, in_turns, once
+from broker.kafka.parts import by_topic, once
 from broker.security.caller import Caller
+from broker.turns import in_turns
 from raftlog.errors import (
     FencedMemberEpoch,
     InvalidRequestError,

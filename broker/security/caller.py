@@ -6,12 +6,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeAlias, TypeVar
 
+from broker.turns import in_turns
 from raftlog._core.security.acls import ANONYMOUS, USER_PREFIX
 from raftlog.errors import AuthorizationError, TopicAuthorizationFailed
 from raftlog.v1.security_pb2 import Acl
@@ -110,7 +110,6 @@ MAX_KNOWN: Final = 10_000
 """Decisions that one stream caches."""
 MAX_REFUSALS: Final = 500
 """Texts of refusals that one stream caches, some hundred bytes each."""
-AT_A_TIME: Final = 1_000
 
 T = TypeVar("T")
 
@@ -243,8 +242,4 @@ async def allowed_of(decisions: Decisions | None, listed: list[T], name: Callabl
     """Return the allowed entries of a list, by `name` of each; yields to the event loop in between."""
     if decisions is None:
         return listed
-    shown: list[T] = []
-    for start in range(0, len(listed), AT_A_TIME):
-        shown += [each for each in listed[start : start + AT_A_TIME] if decisions.allow(name(each))]
-        await asyncio.sleep(0)
-    return shown
+    return [each async for each in in_turns(listed) if decisions.allow(name(each))]

@@ -16,7 +16,6 @@ caller; without an authorizer it costs one look-up of the caller.
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
@@ -25,6 +24,7 @@ import grpc
 
 from broker.net.interceptors import RewrittenHandlers, preceded
 from broker.security.caller import MAX_NAME, Caller, Operation, ResourceType, caller
+from broker.turns import in_turns
 from raftlog._client.connections import refuse
 from raftlog._core.security.acls import CLUSTER_NAME
 from raftlog.errors import AuthorizationError, ClusterAuthorizationFailed
@@ -233,9 +233,6 @@ are no secrets; callers must be identified as for any call."""
 MAX_DETAILS: Final = 2_000
 """Characters of a refusal, which travels in a header."""
 
-AT_A_TIME: Final = 500
-"""Needs between two turns of the event loop."""
-
 
 class Permissions(RewrittenHandlers):
     """Aborts with PERMISSION_DENIED and `ErrorClass: text` before the handler sees the request."""
@@ -274,10 +271,8 @@ class Permissions(RewrittenHandlers):
 
     async def _refusal(self, who: Caller, rule: Rule, request: Any) -> AuthorizationError | None:
         try:
-            for number, either in enumerate(rule(request, self._name_of), 1):
+            async for either in in_turns(rule(request, self._name_of)):
                 check(who, either)
-                if number % AT_A_TIME == 0:
-                    await asyncio.sleep(0)
         except AuthorizationError as refusal:
             return refusal
         return None

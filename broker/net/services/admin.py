@@ -29,6 +29,7 @@ from broker.quotas.manager import QuotaManager
 from broker.security.audit import Fact, changes_noted
 from broker.security.caller import Caller, Decisions, authorized_operations, caller
 from broker.server.logging import LogLevels
+from broker.turns import in_turns
 from raftlog._core.security.acls import CLUSTER_NAME, INTERNAL_PREFIX
 from raftlog.errors import (
     InvalidRequestError,
@@ -181,10 +182,6 @@ async def propose_reassignments(
     return list(await asyncio.gather(*map(propose, reassignments)))
 
 
-PARTITIONS_AT_A_TIME: Final = 100
-"""Partitions between two turns of the event loop."""
-
-
 class DescriptionView(Protocol):
     """A partition as its leader sees it, with the leader's own replica first."""
 
@@ -222,9 +219,7 @@ async def describe_replicas(
 ) -> list[PartitionReplicas]:
     """Return the partitions that this broker leads, of the named topics or of all; sorted by topic id and number."""
     found = []
-    for seen, partition in enumerate(partitions, 1):
-        if seen % PARTITIONS_AT_A_TIME == 0:
-            await asyncio.sleep(0)
+    async for partition in in_turns(partitions):
         if topic_ids and partition.log.topic_id not in topic_ids:
             continue
         try:

@@ -58,6 +58,7 @@ from broker.net.services.calls import Answer, Call, Context, all_of, ask, end_st
 from broker.partition.produce_session import ResponseWriter
 from broker.security.caller import Caller, Decisions, allowed_of, authorized_operations, caller
 from broker.security.permissions import NameOf
+from broker.turns import in_turns
 from raftlog._core.security.acls import CLUSTER_NAME
 from raftlog.errors import (
     AuthorizationError,
@@ -76,7 +77,6 @@ from raftlog.v1.group_pb2 import (
     CommitOffsetResult,
     CommitOffsetsRequest,
     CommitOffsetsResponse,
-    CommittedOffset,
     FetchOffsetsRequest,
     FetchOffsetsResponse,
     GroupDescription,
@@ -90,9 +90,6 @@ from raftlog.v1.group_pb2 import (
     TopicPartitions,
 )
 from raftlog.v1.security_pb2 import Acl
-
-AT_A_TIME: Final = 500
-"""Decisions between two turns of the event loop."""
 
 
 class MemberPermissions:
@@ -132,13 +129,11 @@ class MemberPermissions:
         """
         check_topic_count(subscription)
         visible = []
-        for number, topic in enumerate(subscription.topics, 1):
+        async for topic in in_turns(subscription.topics):
             if not subscription.pattern:
                 self._describes.check(topic)
             elif self._describes.allow(topic):
                 visible.append(topic)
-            if number % AT_A_TIME == 0:
-                await asyncio.sleep(0)
         if subscription.pattern:
             del subscription.topics[:]
             subscription.topics.extend(visible)
@@ -169,11 +164,9 @@ async def _refusals(
 ) -> list[Error | None]:
     """Return each part's refusal, None for an allowed part or an unknown topic, which the group refuses itself."""
     errors: list[Error | None] = []
-    for number, part in enumerate(parts, 1):
+    async for part in in_turns(parts):
         name = name_of(part.topic_id) if part.topic_id else part.topic
         errors.append(None if not name or topics.allow(name) else to_wire(topics.refusal(name, part.topic_id)))
-        if number % AT_A_TIME == 0:
-            await asyncio.sleep(0)
     return errors
 
 
@@ -240,7 +233,7 @@ async def fetched(
     if not any(errors):
         response = await fetch(request)
         if request.all:
-            leave_out_offsets(response, who)
+            await leave_out_offsets(response, who)
         return response
     response = FetchOffsetsResponse()
     if not all(errors):
@@ -254,15 +247,18 @@ async def fetched(
     asked = sum(len(part.partitions) for part, error in zip(request.partitions, errors, strict=True) if error is None)
     if len(response.offsets) != asked:
         return FetchOffsetsResponse(error=_misfit(len(response.offsets), asked))
-    answered = iter(list(response.offsets))
-    del response.offsets[:]
-    for part, error in zip(request.partitions, errors, strict=True):
-        for number in part.partitions:
-            refused = CommittedOffset(
-                topic_id=part.topic_id, topic=part.topic, partition=number, error=error, offset=-1, leader_epoch=-1
+    by_topic = zip(request.partitions, errors, strict=True)
+    named = ((part, number, error) for part, error in by_topic for number in part.partitions)
+    answered = iter(response.offsets)
+    complete = FetchOffsetsResponse()
+    async for topic, number, error in in_turns(named):
+        if error is None:
+            complete.offsets.append(next(answered))
+        else:
+            complete.offsets.add(
+                topic_id=topic.topic_id, topic=topic.topic, partition=number, error=error, offset=-1, leader_epoch=-1
             )
-            response.offsets.append(next(answered) if error is None else refused)
-    return response
+    return complete
 
 
 # Answers without the parts that the caller may not see
@@ -275,11 +271,11 @@ async def shown_groups(groups: list[ListedGroup], who: Caller) -> list[ListedGro
     return await allowed_of(Decisions.of(who, Acl.DESCRIBE, Acl.GROUP, log=False), groups, lambda each: each.group_id)
 
 
-def leave_out_offsets(response: FetchOffsetsResponse, who: Caller) -> None:
+async def leave_out_offsets(response: FetchOffsetsResponse, who: Caller) -> None:
     """Remove the offsets of topics that the caller may not describe."""
     topics = Decisions.of(who, Acl.DESCRIBE, Acl.TOPIC, log=False)
     if topics is not None:
-        shown = [offset for offset in response.offsets if topics.allow(offset.topic)]
+        shown = await allowed_of(topics, list(response.offsets), lambda each: each.topic)
         del response.offsets[:]
         response.offsets.extend(shown)
 

@@ -20,12 +20,13 @@ from broker.coordinator.transactions.verifier import ProducerChecks
 from broker.net.calls import note_used_stream
 from broker.net.interceptors import send_headers, sends_many_requests
 from broker.net.services.calls import Answer, end_stream
-from broker.partition.fetch_session import AT_A_TIME, MAX_PARTS, FetchSession, readable_end
+from broker.partition.fetch_session import MAX_PARTS, FetchSession, readable_end
 from broker.partition.partition import Partition
 from broker.partition.produce_session import ProduceSession
 from broker.quotas.manager import QuotaManager
 from broker.replicas.replica_manager import ReplicaManager
 from broker.security.caller import Caller, Decisions, caller
+from broker.turns import in_turns
 from raftlog.errors import BrokerOverloaded, InvalidRequestError, RaftlogError, ThrottlingQuotaExceeded, to_wire
 from raftlog.format import wire
 from raftlog.v1 import common_pb2, log_pb2
@@ -186,15 +187,13 @@ class LogService:
         fill: Callable[[PartT, ResultT], Awaitable[None]],
     ) -> None:
         """Add and fill in a result for each part; an error becomes that result's own."""
-        for number, part in enumerate(parts, 1):
+        async for part in in_turns(parts):
             result = add()
             try:
                 await fill(part, result)
             except RaftlogError as error:
                 result.Clear()
                 result.error.CopyFrom(to_wire(error))
-            if number % AT_A_TIME == 0:
-                await asyncio.sleep(0)
 
     def _check(self, decisions: Decisions | None, part: _Named) -> None:
         """Check the caller's permission for a partition; an unknown partition passes, `find` refuses it.

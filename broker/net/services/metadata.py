@@ -12,6 +12,7 @@ import grpc
 from grpc import aio
 
 from broker.security.caller import MAX_NAME, Caller, Decisions, authorized_operations, caller
+from broker.turns import in_turns
 from raftlog import __version__
 from raftlog._client.connections import refuse
 from raftlog._core.security.acls import CLUSTER_NAME
@@ -52,8 +53,6 @@ HINT_NAMES: Final = 100
 HINT_EDITS: Final = 2
 """By how many characters their lengths may differ."""
 HINT_LIKENESS: Final = 0.75
-AT_A_TIME: Final = 500
-"""Topics between two turns of the event loop."""
 CATCH_UP_SECONDS: Final = 2.0
 """How long a request waits until this node has reached the request's `min_metadata_offset`."""
 
@@ -100,14 +99,15 @@ class MetadataService(metadata_pb2_grpc.MetadataServicer):
             image = await image_from(self._metadata, request.min_metadata_offset)
         except RaftlogError as error:
             return metadata_pb2.MetadataResponse(error=to_wire(error))
-        return metadata_pb2.MetadataResponse(
+        response = metadata_pb2.MetadataResponse(
             cluster_id=image.cluster_id,
             controller_id=image.controller_id,
             controller_epoch=image.controller_epoch,
             metadata_offset=image.offset,
             brokers=_brokers(image),
-            topics=await _topics(image, request, caller.get()),
         )
+        await _add_topics(response, image, request, caller.get())
+        return response
 
     async def ApiVersions(
         self, request: metadata_pb2.ApiVersionsRequest, context: _Context
@@ -286,23 +286,19 @@ def _check_bounds(request: metadata_pb2.MetadataRequest) -> None:
         raise InvalidRequestError(f"a request for metadata names at most {MAX_NAMED} topics, not {named}: split it")
 
 
-async def _topics(
-    image: MetadataImage, request: metadata_pb2.MetadataRequest, who: Caller
-) -> list[metadata_pb2.TopicInfo]:
-    """Return each requested topic once, in request order; an unknown topic carries an error.
+async def _add_topics(
+    response: metadata_pb2.MetadataResponse, image: MetadataImage, request: metadata_pb2.MetadataRequest, who: Caller
+) -> None:
+    """Add each requested topic once, in request order; an unknown topic carries an error.
 
     A named topic that the caller may not describe carries an error as well, whether it exists or not. A list of all
     topics leaves such topics out.
     """
-    found = []
-    for number, topic in enumerate((_all if request.all_topics else _named)(image, request, who), 1):
+    async for topic in in_turns((_all if request.all_topics else _named)(image, request, who)):
         if topic is not None:
             if request.include_authorized_operations and not topic.error.code:
                 topic.authorized_operations = authorized_operations(who, Acl.TOPIC, topic.name)
-            found.append(topic)
-        if number % AT_A_TIME == 0:
-            await asyncio.sleep(0)
-    return found
+            response.topics.append(topic)
 
 
 def _hint(image: MetadataImage, name: str, who: Caller) -> str:

@@ -27,6 +27,7 @@ from broker.config.config import BROKER_CONFIGS, BrokerConfig
 from broker.observability.event_loop import LoopLagMonitor
 from broker.observability.health import Health
 from broker.security.caller import caller
+from broker.turns import in_turns
 from raftlog import __version__
 from raftlog._client.connections import from_grpc, open_channel
 from raftlog._core.security.acls import CLUSTER_NAME
@@ -50,8 +51,6 @@ from raftmeta.image import CLUSTER_DEFAULT, MetadataImage
 from raftmeta.quorum.config import Endpoint
 from raftmeta.quorum.description import RaftView
 from raftmeta.topic_configs import BROKER_KEY_BY_TOPIC_KEY, DYNAMIC_BROKER_CONFIGS, TOPIC_CONFIGS
-
-TOPICS_AT_A_TIME: Final = 100
 
 
 def describe_topic(image: MetadataImage, topic: str, config: BrokerConfig) -> Iterator[ConfigEntry]:
@@ -77,7 +76,7 @@ async def describe_topics(
     """
     shared: dict[tuple[tuple[str, str], ...], TopicConfigs] = {}
     refused = []
-    for number, name in enumerate(dict.fromkeys(topics), 1):
+    async for name in in_turns(dict.fromkeys(topics)):
         try:
             check(name)
             topic = image.topic(name)
@@ -93,8 +92,6 @@ async def describe_topics(
                 for entry in found.entries:
                     entry.ClearField("documentation")
             found.topics.append(name)
-        if number % TOPICS_AT_A_TIME == 0:
-            await asyncio.sleep(0)
     return [*shared.values(), *refused]
 
 
@@ -215,8 +212,6 @@ PASSED_ON_S: Final = 4.0
 """How long another node may take to answer; less than the client's timeout for the broker that asks it."""
 MOST_PASSED_ON: Final = 16
 """Concurrent requests to other nodes; further ones are refused with BrokerOverloaded."""
-LOGS_AT_A_TIME: Final = 500
-"""Logs between two turns of the event loop."""
 
 Ask = Callable[[int], Awaitable[node_pb2.DescribeNodeResponse]]
 AddressOf = Callable[[int], str | None]
@@ -418,13 +413,11 @@ def _without_secret(entry: ConfigEntry) -> ConfigEntry:
 
 
 async def _add_logs(dirs: Mapping[str, node_pb2.NodeLogDir], logs: LogsView) -> None:
-    for number, log in enumerate(list(logs.logs())):
+    async for log in in_turns(list(logs.logs())):
         log_dir = dirs.get(_normalized(os.path.dirname(os.fspath(log.directory))))
         if log_dir is not None:
             log_dir.partitions += 1
             log_dir.log_bytes += log.size_bytes
-        if number % LOGS_AT_A_TIME == LOGS_AT_A_TIME - 1:
-            await asyncio.sleep(0)
 
 
 def _process() -> node_pb2.NodeInfo:

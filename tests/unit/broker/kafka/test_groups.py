@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from broker.kafka.groups import offsets_in
-from broker.kafka.parts import AT_A_TIME
+from broker.turns import AT_A_TIME
 
 
 async def test_a_commit_of_very_many_offsets_lets_the_event_loop_do_other_work() -> None:

@@ -25,6 +25,7 @@ from broker.net.services.groups import (
 )
 from broker.net.services.transactions import leave_out_topics
 from broker.security.caller import Caller
+from broker.turns import AT_A_TIME
 from raftlog._core.security.acls import CLUSTER_NAME
 from raftlog.errors import TopicAuthorizationFailed
 from raftlog.v1 import common_pb2
@@ -53,6 +54,7 @@ from raftlog.v1.group_pb2 import (
 from raftlog.v1.security_pb2 import Acl
 from tests.support.broker_parts import Requests, Writer
 from tests.support.fake_authorizer import FakeAuthorizer, Permission
+from tests.support.loop_turns import calls_in_a_turn
 from tests.support.replica_link import settle
 from tests.support.turns import counted_turns
 
@@ -269,23 +271,38 @@ def test_a_subscription_to_too_much_is_refused_before_anything_is_decided(patter
     run(scenario, GROUP, *describe("a"))
 
 
-def test_what_takes_many_decisions_leaves_others_their_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group_permissions, "AT_A_TIME", 10)
-
+def test_what_takes_many_decisions_leaves_others_their_turns() -> None:
     async def scenario(served: Served) -> None:
-        topics = [f"t{number}" for number in range(100)]
+        topics = [f"t{number}" for number in range(10 * AT_A_TIME)]
         async with counted_turns() as turns:
             permissions = MemberPermissions.of(served.authorizer.caller(), IDS.get)
             assert permissions is not None
             await permissions.check_subscription(Subscription(topics=topics, pattern=".*"))
             assert turns.count >= 9
-            await permissions.check_subscription(Subscription(topics=["a"] * 100))
+            await permissions.check_subscription(Subscription(topics=["a"] * 10 * AT_A_TIME))
             assert turns.count >= 18
             commit = SessionCommit(offsets=[CommitOffset(topic=topic) for topic in topics])
             assert await permissions.admit(commit) is not None
             assert turns.count >= 27
 
     run(scenario, GROUP, *describe("a"))
+
+
+@pytest.mark.parametrize("topics", [1, 10 * AT_A_TIME])
+async def test_refused_offsets_are_answered_in_turns(topics: int) -> None:
+    """However many partitions a topic has: each has a refusal of its own."""
+    named = [
+        TopicPartitions(topic=f"t{number}", partitions=range(10 * AT_A_TIME // topics)) for number in range(topics)
+    ]
+
+    async def fetch(request: FetchOffsetsRequest) -> FetchOffsetsResponse:
+        raise AssertionError("nothing of it may be fetched")
+
+    who = FakeAuthorizer().caller()
+    request = FetchOffsetsRequest(group_id="g", partitions=named)
+    response, most = await calls_in_a_turn(fetched(request, who, IDS.get, fetch))
+    assert len(response.offsets) == 10 * AT_A_TIME
+    assert most < 50 * AT_A_TIME
 
 
 def test_without_an_authorizer_there_is_nothing_to_look_at() -> None:
@@ -304,9 +321,9 @@ async def test_a_list_shows_the_groups_that_may_be_described_or_all_to_who_sees_
 def test_all_committed_offsets_are_those_of_topics_that_may_be_described() -> None:
     offsets = [CommittedOffset(topic=topic, offset=1) for topic in ("a", "b", "a")]
     response = FetchOffsetsResponse(offsets=offsets)
-    leave_out_offsets(response, Caller())
+    asyncio.run(leave_out_offsets(response, Caller()))
     assert list(response.offsets) == offsets
-    leave_out_offsets(response, FakeAuthorizer(*describe("a")).caller())
+    asyncio.run(leave_out_offsets(response, FakeAuthorizer(*describe("a")).caller()))
     assert [offset.topic for offset in response.offsets] == ["a", "a"]
 
 

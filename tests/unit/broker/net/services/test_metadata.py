@@ -17,6 +17,7 @@ from grpc import aio
 from broker.net.services import metadata as metadata_module
 from broker.net.services.metadata import CREDENTIALS, MAX_NAMED, MetadataService
 from broker.security.caller import Caller, caller
+from broker.turns import AT_A_TIME, in_turns
 from raftlog._core.security.acls import CLUSTER_NAME
 from raftlog.v1 import common_pb2, metadata_pb2, metadata_pb2_grpc
 from raftlog.v1.records_pb2 import (
@@ -490,11 +491,11 @@ async def test_a_question_about_as_much_as_may_be_leaves_others_their_turns() ->
         request = metadata_pb2.MetadataRequest(topics=[f"t{number}" for number in range(MAX_NAMED)])
         async with counted_turns() as turns:
             assert len((await service.Get(request, None)).topics) == MAX_NAMED
-            assert turns.count >= MAX_NAMED // 500 - 1
+            assert turns.count >= MAX_NAMED // AT_A_TIME - 1
 
 
 def test_a_list_of_all_leaves_others_their_turns_whatever_it_shows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metadata_module, "AT_A_TIME", 1)
+    monkeypatch.setattr(metadata_module, "in_turns", functools.partial(in_turns, at_a_time=1))
 
     async def main() -> None:
         service: Any = MetadataService(await cluster())

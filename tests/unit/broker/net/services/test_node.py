@@ -101,7 +101,7 @@ def test_before_the_metadata_is_known_it_tells_what_its_file_says(tmp_path: Path
 def test_directories_with_what_lies_in_them_and_why_one_does_not_work(tmp_path: Path) -> None:
     good, bad = tmp_path / "good", tmp_path / "bad"
     facts = facts_of(good, **{"log.dirs": [str(good), str(bad)], "metadata.log.dir": str(tmp_path)})
-    logs = [FakeLog(str(good / f"t-{number}"), "t", number) for number in range(node_module.LOGS_AT_A_TIME + 1)]
+    logs = [FakeLog(str(good / f"t-{number}"), "t", number) for number in range(501)]
     facts.logs = FakeLogs([*logs, FakeLog(str(bad / "t-9"), "t", 9)], {str(bad): "it burnt"})
     first, second, metadata = describe(facts).log_dirs
     assert (first.path, first.metadata, first.partitions, first.log_bytes) == (str(good), False, 501, 50_100)
