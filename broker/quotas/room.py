@@ -14,8 +14,12 @@ STEP_BYTES of within a time. A client that sends or takes little by little, or h
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
+from contextlib import suppress
+from heapq import heapify, heappop, heappush
+from itertools import count
+from operator import attrgetter
 from typing import Final
 
 STEP_BYTES: Final = 64 << 10
@@ -69,13 +73,17 @@ class Hold:
 
 
 class _Waiter:
-    __slots__ = ("granted", "least", "most", "name")
+    __slots__ = ("granted", "least", "most", "name", "number")
 
-    def __init__(self, name: str, least: int, most: int, granted: asyncio.Future[Hold]) -> None:
+    def __init__(self, number: int, name: str, least: int, most: int, granted: asyncio.Future[Hold]) -> None:
+        self.number = number
         self.name = name
         self.least = least
         self.most = most
         self.granted = granted
+
+
+_number = attrgetter("number")
 
 
 class Room:
@@ -86,8 +94,10 @@ class Room:
         self._held: Counter[str] = Counter()
         """By user."""
         self._holds: set[Hold] = set()
-        self._waiting: list[_Waiter] = []
-        """In the order in which they came."""
+        self._waiting: dict[str, deque[_Waiter]] = {}
+        """By user, in the order in which they came; no user without one. A look at the first of each is enough, so a
+        user's thousandth connection costs the others nothing."""
+        self._numbers = count()
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -98,7 +108,7 @@ class Room:
     @property
     def waiting(self) -> int:
         """How many requests wait."""
-        return len(self._waiting)
+        return sum(map(len, self._waiting.values()))
 
     def held(self, name: str) -> int:
         """Return how much a user holds."""
@@ -112,18 +122,26 @@ class Room:
         most = min(size, self._total)
         least = most if least is None else min(least, most)
         loop = asyncio.get_running_loop()
-        waiter = _Waiter(name, least, most, loop.create_future())
-        self._waiting.append(waiter)
+        waiter = _Waiter(next(self._numbers), name, least, most, loop.create_future())
+        self._waiting.setdefault(name, deque()).append(waiter)
         self._admit()
         try:
             return await waiter.granted
         except asyncio.CancelledError:
-            if waiter in self._waiting:
-                self._waiting.remove(waiter)
+            if waiter.granted.cancelled():
+                self._leave(waiter)
                 self._admit()  # it may have kept others waiting
-            elif not waiter.granted.cancelled():
+            else:
                 waiter.granted.result().give()
             raise
+
+    def _leave(self, waiter: _Waiter) -> None:
+        """Take it from those that wait, if it is one of them still."""
+        queue = self._waiting.get(waiter.name, deque())
+        with suppress(ValueError):
+            queue.remove(waiter)
+            if not queue:
+                del self._waiting[waiter.name]
 
     def changed(self, hold: Hold, size: int) -> None:
         """Note that a hold has another size; 0: it is over. For `Hold`."""
@@ -144,26 +162,32 @@ class Room:
 
     def _admit(self) -> None:
         """Grant what can be granted, to users that hold nothing first; each in the order in which they came."""
-        kept: list[_Waiter] = []
-        blocked: set[str] = set()
-        for waiter in self._waiting:
-            if not self._held[waiter.name] and not kept and waiter.least <= self._free:
-                self._grant(waiter, self._free)
-            elif not self._held[waiter.name]:
-                kept.append(waiter)
-        for waiter in self._waiting if not kept else ():
-            if waiter.granted.done():
-                continue
-            most = (self._free - self._held[waiter.name]) // 2
-            if waiter.name not in blocked and waiter.least <= most:
-                self._grant(waiter, most)
-            else:
-                blocked.add(waiter.name)
-        self._waiting = [each for each in self._waiting if not each.granted.done()]
+        first = sorted((queue[0] for queue in self._waiting.values()), key=_number)
+        without = [waiter for waiter in first if not self._held[waiter.name]]
+        for waiter in without:
+            if waiter.least > self._free:
+                break
+            self._grant(waiter, self._free)
+        else:
+            self._admit_more()
         if self._waiting and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._look)
 
+    def _admit_more(self) -> None:
+        """Grant what can be granted to users that hold some already; a user's later requests do not overtake."""
+        first = [(queue[0].number, name) for name, queue in self._waiting.items()]
+        heapify(first)
+        while first:
+            _, name = heappop(first)
+            waiter = self._waiting[name][0]
+            most = (self._free - self._held[name]) // 2
+            if waiter.least <= most:
+                self._grant(waiter, most)
+                if name in self._waiting:
+                    heappush(first, (self._waiting[name][0].number, name))
+
     def _grant(self, waiter: _Waiter, most: int) -> None:
+        self._leave(waiter)
         if waiter.granted.cancelled():
             return
         hold = Hold(self, waiter.name, min(waiter.most, most), self.now_s())

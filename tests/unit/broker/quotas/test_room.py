@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from broker.quotas import room as module
 from broker.quotas.room import STEP_BYTES, Hold, Room
+from tests.support.loop_turns import calls_in_a_turn
 
 STALL_S = 4.0
 
@@ -107,6 +108,35 @@ async def test_one_that_no_longer_waits_holds_nothing() -> None:
     late.cancel()  # in the turn in which it is granted
     await settled()
     assert (room.free, room.waiting) == (10, 0)
+
+
+async def test_one_that_is_granted_what_it_has_just_stopped_waiting_for() -> None:
+    room = Room(10)
+    hold = await room.take("a", 10)
+    waits, after = (asyncio.ensure_future(room.take("b", 5)) for _ in range(2))
+    await settled()
+    waits.cancel()
+    hold.give()  # before the one that waited has had its turn
+    assert (await after).size == 5
+    assert (room.free, room.waiting) == (5, 0)
+
+
+async def test_what_thousands_of_connections_of_one_user_wait_for_costs_others_little() -> None:
+    room = Room(100)
+    greedy = [asyncio.ensure_future(room.take("a", 30)) for _ in range(3_000)]
+    await settled()
+    assert room.held("a") == 30
+
+    async def honest() -> None:
+        for _ in range(10):
+            (await room.take("b", 10)).give()
+
+    _, most = await calls_in_a_turn(honest())
+    assert most < 1_000
+    for each in greedy:
+        each.cancel()
+    await asyncio.gather(*greedy, return_exceptions=True)
+    assert (room.free, room.waiting) == (70, 0)
 
 
 def watched(hold: Hold, moved: list[int], ended: list[Hold], stall_s: float = STALL_S) -> None:
