@@ -22,7 +22,7 @@ import grpc
 
 from broker.clock import Clock
 from broker.net.connections import MAX_RATES, remembered
-from broker.net.interceptors import Rarely, RewrittenHandlers, calls_of_request, host_of, preceded
+from broker.net.interceptors import Rarely, RewrittenHandlers, calls_of, calls_of_request, host_of, preceded
 from broker.security.audit import network_of
 from broker.security.caller import Caller, caller
 from broker.security.client_listener import UNKNOWN_HOST
@@ -152,14 +152,14 @@ class CallRates:
         self._most = most
         self._calls: dict[str, CallRates._Calls] = {}
 
-    def charge(self, name: str, now_ms: float) -> float:
-        """Count a call that was served, and return for how many ms the next one has to wait.
+    def charge(self, name: str, now_ms: float, calls: int = 1) -> float:
+        """Count one call or more that were served, and return for how many ms the next one has to wait.
 
         A debt stays below what `MOST_DELAY_MS` pay off, however many connections add to it.
         """
         bucket = self._of(name).bucket
         if bucket.ready_at_ms(now_ms) - now_ms < MOST_DELAY_MS:
-            bucket.take(1, now_ms)
+            bucket.take(calls, now_ms)
         return min(MOST_DELAY_MS, bucket.ready_at_ms(now_ms) - now_ms)
 
     def delay_ms(self, name: str, now_ms: float, calls: int = 1) -> float:
@@ -277,19 +277,21 @@ class CallLimits(RewrittenHandlers):
         """Count a request of a Kafka client; return for how many ms its connection is not to be read."""
         return self._served(who, "")
 
-    def member_said(self, who: Caller, host: str) -> float:
+    def member_said(self, who: Caller, host: str, size: int) -> float:
         """Count a message of a group's member at an address; return for how many ms its stream is not to be read.
+
+        `size`: of the message, in bytes; a long one counts as several, as a long request does.
 
         The rate is that of unary calls, and counts by itself: heartbeats of many members leave a user its calls.
         """
-        return self._served(who if who.host else replace(who, host=host), " in groups")
+        return self._served(who if who.host else replace(who, host=host), " in groups", calls_of(size))
 
-    def _served(self, who: Caller, where: str) -> float:
+    def _served(self, who: Caller, where: str, calls: int = 1) -> float:
         name = _name_of(who)
         if not name:
             return 0.0
         name += where
-        delay_ms = self._calls.charge(name, self._clock.monotonic_ms())
+        delay_ms = self._calls.charge(name, self._clock.monotonic_ms(), calls)
         if delay_ms > 0:
             self._note(MAX_CALL_RATE, name, who.host)
         return max(0.0, delay_ms)

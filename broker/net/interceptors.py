@@ -89,15 +89,20 @@ MAX_FIELDS: Final = 40_000
 UNSCANNED_BYTES: Final = 40 << 10
 """A request up to this size is not scanned: a field takes two bytes at least, so it has few enough."""
 CALL_BYTES: Final = 4 << 10
-"""A longer request counts as one call more for each so many bytes (`calls_of_request`)."""
+"""A longer request counts as one call more for each so many bytes (`calls_of`)."""
 
 _request_bytes: ContextVar[int] = ContextVar("request_bytes", default=0)
 """The size of the unary request that this task serves."""
 
 
 def calls_of_request() -> int:
-    """Return as how many calls the unary request of this task counts: reading a long one takes the loop longer."""
-    return 1 + _request_bytes.get() // CALL_BYTES
+    """Return as how many calls the unary request of this task counts."""
+    return calls_of(_request_bytes.get())
+
+
+def calls_of(size: int) -> int:
+    """Return as how many calls a message of so many bytes counts: reading a long one takes the loop longer."""
+    return 1 + size // CALL_BYTES
 
 
 LOGGED_EVERY_MS: Final = 60_000.0

@@ -317,10 +317,10 @@ class GroupSession:
         find_shard: Callable[[str], GroupShard],
         host: str,
         permissions: MemberPermissions | None = None,
-        pace_ms: Callable[[], float] | None = None,
+        pace_ms: Callable[[int], float] | None = None,
         user: str = "",
     ) -> None:
-        """`pace_ms`: counts a message, and returns for how many ms the next one is not to be read.
+        """`pace_ms`: counts a message of so many bytes, and returns for how many ms the next one is not to be read.
 
         `user`: for which a new group counts.
         """
@@ -424,12 +424,13 @@ class GroupSession:
                 except (AuthorizationError, InvalidRequestError) as error:
                     self.deliver(error)
                     return
+                delay_ms = 0.0 if self._pace_ms is None else self._pace_ms(request.ByteSize())
                 command = self._command(request, join)
                 if isinstance(command, CommitInSession) and (refusal := await self._refusal(command)) is not None:
                     self.deliver(refusal)
-                    continue
-                shard.submit(command, self)
-                if self._pace_ms is not None and (delay_ms := self._pace_ms()) > 0:
+                else:
+                    shard.submit(command, self)
+                if delay_ms > 0:
                     await asyncio.sleep(delay_ms / 1_000)
                 while self._unanswered >= MAX_UNANSWERED:
                     self._room.clear()

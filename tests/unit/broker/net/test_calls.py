@@ -156,13 +156,14 @@ def test_kafka_clients_are_shut_out_by_user_or_without_logins_by_network() -> No
 def test_messages_of_group_members_have_the_rate_by_themselves() -> None:
     limits = call_limits(call_rate=10)
     mallory, stranger = Caller("User:mallory", "10.0.0.1"), Caller()
-    assert [limits.member_said(mallory, "10.0.0.1") for _ in range(49)] == [0.0] * 49
-    assert [limits.member_said(mallory, "10.0.0.1") for _ in range(5)][-1] > 300
+    assert [limits.member_said(mallory, "10.0.0.1", 100) for _ in range(49)] == [0.0] * 49
+    assert [limits.member_said(mallory, "10.0.0.1", 100) for _ in range(5)][-1] > 300
     assert limits.served(mallory) == 0.0, "streams of a member must not delay the same user's other calls"
-    assert limits.member_said(Caller("User:alice", "10.0.0.1"), "10.0.0.1") == 0.0
-    assert [limits.member_said(stranger, "10.0.0.2") for _ in range(54)][-1] > 300
-    assert limits.member_said(stranger, "10.0.0.3") == 0.0
-    assert [limits.member_said(stranger, UNKNOWN_HOST) for _ in range(60)] == [0.0] * 60
+    assert limits.member_said(Caller("User:alice", "10.0.0.1"), "10.0.0.1", 100) == 0.0
+    assert [limits.member_said(stranger, "10.0.0.2", 100) for _ in range(54)][-1] > 300
+    assert limits.member_said(stranger, "10.0.0.3", 100) == 0.0
+    assert [limits.member_said(stranger, UNKNOWN_HOST, 100) for _ in range(60)] == [0.0] * 60
+    assert limits.member_said(Caller("User:bob", "10.0.0.1"), "10.0.0.1", 60 * CALL_BYTES) > 300, "one long commit"
 
 
 def test_calls_without_a_login_close_their_connections_beyond_a_rate_and_shut_nobody_else_out() -> None:

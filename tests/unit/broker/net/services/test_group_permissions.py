@@ -77,14 +77,20 @@ class Served:
     def __init__(self, authorizer: FakeAuthorizer) -> None:
         self.authorizer = authorizer
         self.commands: list[Command] = []
+        self.said_bytes, self.pace_ms = 0, 0.0
         self.requests: Requests[GroupRequest] = Requests()
         self.writer: Writer[GroupResponse] = Writer()
         self.session = GroupSession(
             lambda group_id: cast(GroupShard, self),
             "10.0.0.1",
             MemberPermissions.of(authorizer.caller(), IDS.get),
+            self._pace,
         )
         self.task = asyncio.ensure_future(self.session.run(aiter(self.requests), self.writer))
+
+    def _pace(self, size: int) -> float:
+        self.said_bytes += size
+        return self.pace_ms
 
     def submit(self, command: Command, recipient: object = None) -> None:
         self.commands.append(command)
@@ -220,6 +226,19 @@ def test_a_commit_of_nothing_that_is_allowed_does_not_get_to_the_group() -> None
         assert [type(command) for command in served.commands] == [Join]
 
     run(scenario, GROUP, *describe("b"))
+
+
+def test_a_refused_commit_counts_as_much_as_any_other_message() -> None:
+    async def scenario(served: Served) -> None:
+        await served.join("a")
+        refused = SessionCommit(correlation_id=7, offsets=[CommitOffset(topic=f"t{number}") for number in range(100)])
+        served.pace_ms = 60_000.0
+        for _ in range(2):
+            await served.send(commit=refused)
+        assert served.said_bytes == GroupRequest(commit=refused).ByteSize()
+        assert len([each for each in served.writer.written if each.HasField("commit")]) == 1, "the second is not read"
+
+    run(scenario, GROUP, *describe("a"))
 
 
 def test_an_error_of_a_whole_commit_stays_one() -> None:

@@ -58,9 +58,14 @@ class Served:
         self.requests: Requests[GroupRequest] = Requests()
         self.writer: Writer[GroupResponse] = Writer()
         self.pace_ms = 0.0
-        self.session = GroupSession(self._find, "10.0.0.1", pace_ms=lambda: self.pace_ms)
+        self.sizes: list[int] = []
+        self.session = GroupSession(self._find, "10.0.0.1", pace_ms=self._pace)
         self.refusal: RaftlogError | None = None
         self.task = asyncio.ensure_future(self.session.run(aiter(self.requests), self.writer))
+
+    def _pace(self, size: int) -> float:
+        self.sizes.append(size)
+        return self.pace_ms
 
     def _find(self, group_id: str) -> GroupShard:
         if self.refusal is not None:
