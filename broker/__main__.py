@@ -22,6 +22,7 @@ from typing import Final, NoReturn
 import uvloop
 
 from broker.config.config import BrokerConfig
+from broker.server.garbage import GarbageCollection
 from broker.server.logging import configure_logging
 from broker.server.server import NodeServer
 from raftlog import __version__, _installed
@@ -113,6 +114,8 @@ async def _serve(config: BrokerConfig, ready_file: Path | None) -> None:
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signal_number, stop.set)
     stopped = asyncio.ensure_future(stop.wait())
+    garbage = GarbageCollection(loop.call_soon_threadsafe)
+    garbage.start()
     server = NodeServer(config)
     starting = asyncio.ensure_future(server.start())
     await asyncio.wait((stopped, starting), return_when=asyncio.FIRST_COMPLETED)
@@ -122,6 +125,7 @@ async def _serve(config: BrokerConfig, ready_file: Path | None) -> None:
         logger.info("stopped before the node was ready")
         return
     starting.result()
+    garbage.settle()
     try:
         if ready_file is not None:
             _write_ready_file(ready_file, config, server)
