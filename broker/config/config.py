@@ -350,14 +350,15 @@ class BrokerConfig(Settings):
         minimum=1,
         maximum=1_000_000,
         own=True,
-        doc="Most streams of one user that this broker serves at a time; User:ANONYMOUS has no limit of its own.",
+        doc="Most streams, and calls whose answers it has not taken, of one user at a time; User:ANONYMOUS has no "
+        "limit of its own.",
     )
     max_streams_per_ip = integer(
         5_000,
         minimum=1,
         maximum=1_000_000,
         own=True,
-        doc="Most streams of one address that this broker serves at a time.",
+        doc="Most streams, and calls whose answers it has not taken, of one address at a time.",
     )
     max_short_stream_rate = integer(
         500,

@@ -917,19 +917,19 @@ class _Connection:
 
 def chunks(pieces: list[bytes]) -> Iterator[bytes | memoryview]:
     """Yield the bytes of a response by CHUNK_BYTES."""
-    small: list[bytes] = []
+    small: list[memoryview] = []
     size = 0
     for piece in pieces:
-        if size + len(piece) > CHUNK_BYTES and small:
+        if size and size + len(piece) > CHUNK_BYTES:
             yield b"".join(small)
             small, size = [], 0
-        if len(piece) > CHUNK_BYTES:
-            view = memoryview(piece)
-            yield from (view[at : at + CHUNK_BYTES] for at in range(0, len(piece), CHUNK_BYTES))
-        else:
-            small.append(piece)
-            size += len(piece)
-    if small:
+        view = memoryview(piece)
+        while len(view) > CHUNK_BYTES:
+            yield view[:CHUNK_BYTES]
+            view = view[CHUNK_BYTES:]
+        small.append(view)
+        size += len(view)
+    if size:
         yield b"".join(small)
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -21,6 +21,7 @@ from typing import Any, Final, NoReturn
 import grpc
 
 from broker.clock import Clock
+from broker.net.answers import MAX_UNTAKEN_ANSWERS, Answer, Answers
 from broker.net.connections import MAX_RATES, remembered
 from broker.net.interceptors import Rarely, RewrittenHandlers, calls_of, calls_of_request, host_of, preceded
 from broker.security.audit import network_of
@@ -230,6 +231,7 @@ class CallLimits(RewrittenHandlers):
         self._calls = CallRates(call_rate)
         self._shut_outs = ShutOuts() if shut_outs is None else shut_outs
         self._clock = clock
+        self._answers = Answers()
         self._open: Counter[tuple[str, str]] = Counter()
         self._peers: dict[str, TokenBucket] = {}
         """Refused calls by connection."""
@@ -252,7 +254,7 @@ class CallLimits(RewrittenHandlers):
         if method == AUTHENTICATE:
             return handler
         if handler.unary_unary is not None:
-            return preceded(handler, self._enter_call)
+            return handler._replace(unary_unary=self._answered(handler), response_serializer=None)
         return preceded(handler, partial(self._enter, carries_records=method in _CARRY_RECORDS))
 
     def shut_out(self, name: str, host: str) -> BrokerOverloaded | None:
@@ -329,16 +331,38 @@ class CallLimits(RewrittenHandlers):
             host = ""
         return who.user, host, who.user or network_of(host)
 
-    async def _enter_call(self, context: Any) -> None:
-        """Count a unary call, a long one as several, or abort it."""
-        _, host, name = self._who(context)
+    def _answered(self, handler: Any) -> Callable[[Any, Any], Awaitable[Any]]:
+        """Return the behavior of a unary call with the check before it, which returns the answer's bytes."""
+        behavior, serialize = handler.unary_unary, handler.response_serializer or (lambda data: data)
+
+        async def answered(request: Any, context: Any) -> Any:
+            answer = await self._enter_call(context)
+            data = serialize(await behavior(request, context))
+            if answer is not None:
+                answer.made(len(data))
+            return data  # gRPC would keep the message, several times as large, for as long as the caller takes
+
+        return answered
+
+    async def _enter_call(self, context: Any) -> Answer | None:
+        """Count a unary call, a long one as several, and bound its answer; or abort it."""
+        user, host, name = self._who(context)
         if not name:
-            return
+            return None
         await self.turn_out(context, name, host)
+        if (full := self._answers.refusal_of(name)) is not None:
+            await self._refuse(context, MAX_UNTAKEN_ANSWERS, name, host, full)
         delay_ms = self._calls.delay_ms(name, self._clock.monotonic_ms(), calls_of_request())
         if delay_ms > 0:
             text = f"{name} makes too many calls a second ({MAX_CALL_RATE}); try again in {delay_ms:.0f} ms"
             await self._refuse(context, MAX_CALL_RATE, name, host, ThrottlingQuotaExceeded(text, max(1, int(delay_ms))))
+        leave = await self._take_places(context, user, host, name)
+        context.add_done_callback(leave)
+        return self._answers.begin(context, name, partial(self._end_untaken, context.peer(), name, host))
+
+    def _end_untaken(self, peer: str, name: str, host: str) -> None:
+        self._note(MAX_UNTAKEN_ANSWERS, name, host)
+        self.end_connection(peer, MAX_UNTAKEN_ANSWERS)
 
     async def _enter(self, context: Any, *, carries_records: bool) -> None:
         """Count a stream until its task ends, or abort it. `carries_records`: whether the method transfers records."""
@@ -346,19 +370,33 @@ class CallLimits(RewrittenHandlers):
         if not name:
             return
         await self.turn_out(context, name, host)
+        leave_places = await self._take_places(context, user, host, name)
+        begun_ms = self._clock.monotonic_ms()
+        peer = context.peer()  # gRPC does not name the peer of a finished call
+        stream = _Stream(is_unused=carries_records)
+        _stream.set(stream)
+
+        def leave(_: object) -> None:
+            leave_places(_)
+            ended_ms = self._clock.monotonic_ms()
+            if ended_ms - begun_ms < SHORT_MS and context.code() != _REFUSED:
+                self._shut_outs.count(name, MAX_SHORT_STREAM_RATE, self._short_rate, ended_ms)
+                if stream.is_unused:
+                    self._count_unused(peer, name, ended_ms)
+
+        task = asyncio.current_task()
+        assert task is not None, "gRPC serves each call in a task"
+        task.add_done_callback(leave)
+
+    async def _take_places(self, context: Any, user: str, host: str, name: str) -> Callable[[object], None]:
+        """Count a stream or a call of a user and an address until the returned function is called, or abort it."""
         places = [(MAX_STREAMS_PER_USER, user, self._per_user)] if user else []
         if host:
             places.append((MAX_STREAMS_PER_IP, host, self._per_ip))
         for key, counted_by, limit in places:
             if self._open[key, counted_by] >= limit:
-                text = f"{counted_by} has {key}={limit} open streams; close some, and try again"
+                text = f"{counted_by} has {key}={limit} open streams and calls; end some, and try again"
                 await self._refuse(context, key, name, host, BrokerOverloaded(text))
-        begun_ms = self._clock.monotonic_ms()
-        task = asyncio.current_task()
-        assert task is not None, "gRPC serves each call in a task"
-        peer = context.peer()  # gRPC does not name the peer of a finished call
-        stream = _Stream(is_unused=carries_records)
-        _stream.set(stream)
         counted = [(key, counted_by) for key, counted_by, _ in places]
         self._open.update(counted)
 
@@ -367,13 +405,8 @@ class CallLimits(RewrittenHandlers):
                 self._open[place] -= 1
                 if not self._open[place]:
                     del self._open[place]
-            ended_ms = self._clock.monotonic_ms()
-            if ended_ms - begun_ms < SHORT_MS and context.code() != _REFUSED:
-                self._shut_outs.count(name, MAX_SHORT_STREAM_RATE, self._short_rate, ended_ms)
-                if stream.is_unused:
-                    self._count_unused(peer, name, ended_ms)
 
-        task.add_done_callback(leave)
+        return leave
 
     def _count_unused(self, peer: str, name: str, now_ms: float) -> None:
         """Count a short stream that was not used, unless it turns out to have ended with its connection."""

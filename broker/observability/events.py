@@ -34,7 +34,8 @@ EVENTS: Final[Mapping[str, str]] = MappingProxyType(
         # Limits
         "connections_refused": "Connections of an address were refused, once a minute; `limit` names the key.",
         "logins_refused": "Logins of an address were refused because there were too many at a time; once a minute.",
-        "streams_refused": "Calls of a user or an address were refused, once a minute; `limit` names the key.",
+        "streams_refused": "Calls of a user or an address were refused, once a minute; `limit` names the key, or is "
+        "`untaken answers`.",
         "ids_refused": "A user has made as many groups, or transactional ids and sinks, as it may, and wants more, or "
         "its transactions have named as many groups as they may; once a minute; `limit` names the key.",
         # Kafka clients

@@ -106,6 +106,11 @@ class Room:
         return self._free
 
     @property
+    def total(self) -> int:
+        """How much there is."""
+        return self._total
+
+    @property
     def waiting(self) -> int:
         """How many requests wait."""
         return sum(map(len, self._waiting.values()))
@@ -142,6 +147,14 @@ class Room:
             queue.remove(waiter)
             if not queue:
                 del self._waiting[waiter.name]
+
+    def put(self, name: str, size: int) -> Hold:
+        """Hold what a user has already, whether or not there is so much."""
+        hold = Hold(self, name, size, self.now_s())
+        self._holds.add(hold)
+        self._free -= size
+        self._held[name] += size
+        return hold
 
     def changed(self, hold: Hold, size: int) -> None:
         """Note that a hold has another size; 0: it is over. For `Hold`."""
@@ -190,11 +203,7 @@ class Room:
         self._leave(waiter)
         if waiter.granted.cancelled():
             return
-        hold = Hold(self, waiter.name, min(waiter.most, most), self.now_s())
-        self._holds.add(hold)
-        self._free -= hold.size
-        self._held[hold.name] += hold.size
-        waiter.granted.set_result(hold)
+        waiter.granted.set_result(self.put(waiter.name, min(waiter.most, most)))
 
     def _look(self) -> None:
         self._timer = None

@@ -106,9 +106,10 @@ class ServerKeywords(TypedDict, total=False):
     max_streams_per_connection: int
     """Most calls of one connection at a time; HTTP/2 makes further ones wait."""
     max_streams_per_user: int
-    """Most streams of one user that this broker serves at a time; User:ANONYMOUS has no limit of its own."""
+    """Most streams, and calls whose answers it has not taken, of one user at a time; User:ANONYMOUS has no limit of its
+    own."""
     max_streams_per_ip: int
-    """Most streams of one address that this broker serves at a time."""
+    """Most streams, and calls whose answers it has not taken, of one address at a time."""
     max_short_stream_rate: int
     """Most short streams (ended within ten seconds) a second of one user, or of one address whose clients have no
     login; five times as many at once. Above that, the broker shuts the user or address out for a minute, each further

@@ -40,7 +40,8 @@ def headers(method: str, stream: int) -> bytes:
 class Frames:
     """A connection that begins calls, and counts how much data of each the server lets it send."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, window: int | None = None) -> None:
+        """`window`: how much of each answer is taken; None: as much as HTTP/2 grants by default, 65,535 bytes."""
         self._reader = reader
         self._writer = writer
         self._pinged = 0
@@ -49,11 +50,22 @@ class Frames:
         """By stream, beyond the initial window."""
         self.pings = 0
         """Of the server."""
-        writer.write(PREFACE + frame(SETTINGS, 0, 0, b"") + frame(SETTINGS, ACK, 0, b""))
+        settings = b"" if window is None else INITIAL_WINDOW_SIZE.to_bytes(2) + window.to_bytes(4)
+        writer.write(PREFACE + frame(SETTINGS, 0, 0, settings) + frame(SETTINGS, ACK, 0, b""))
 
     def announce(self, method: str, stream: int, size_bytes: int) -> None:
         """Begin a call with a message of this length, of which nothing is sent yet."""
         self._writer.write(headers(method, stream) + frame(DATA, 0, stream, b"\0" + size_bytes.to_bytes(4)))
+
+    def ask(self, method: str, stream: int, request: bytes) -> None:
+        """Make a unary call whose request fits into a frame."""
+        message = b"\0" + len(request).to_bytes(4) + request
+        self._writer.write(headers(method, stream) + frame(DATA, END_STREAM, stream, message))
+
+    def take(self, stream: int, size: int) -> None:
+        """Take so many bytes more of an answer."""
+        for each in (0, stream):
+            self._writer.write(frame(WINDOW_UPDATE, 0, each, size.to_bytes(4)))
 
     def send(self, stream: int, data: bytes) -> None:
         """Send a piece of the message."""
