@@ -23,6 +23,7 @@ EVENTS: Final[Mapping[str, str]] = MappingProxyType(
         "broker_stopped": "Logs are flushed and closed.",
         "node_stopped": "The process ends without an error.",
         "event_loop_late": "The event loop was blocked for longer than 250 ms.",
+        "garbage_collected": "A whole collection of garbage has stopped the process for `ms`; `kept` objects live on.",
         "log_level_changed": "An administrator has changed the level of a logger.",
         # Users
         "users_file_read": "The file `sasl.users.location` has changed, and its users are in effect.",
