@@ -209,7 +209,7 @@ class _Cleaning:
                 yield from self._pieces(segment, self._open(segment), self._plan.first_dirty_offset)
 
     def _open(self, segment: Segment) -> File:
-        if self._log.closed or segment not in self._log.segments:
+        if self._log.closed or not self._log.holds(segment):
             raise CleaningAbandoned(f"{segment.log_path} is no part of {self._log!r} any more")
         try:
             return self._log.open_segment(segment).file

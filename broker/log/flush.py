@@ -2,7 +2,7 @@
 
 flush.messages   what a replica counts as durable     when it asks for a flush
 1                records that were fsynced            at every append; appends of one loop round share the flush
-above 1          records that it has appended         after so many records, and after flush.ms
+above 1          records that it has appended         after so many records, after flush.ms, and when many segments wait
 
 Above 1, acknowledged records are lost with the machine's power, so the log directory first notes the topic durably
 (`LogDir.note_unsynced`); until then the log behaves as with 1.
@@ -15,11 +15,15 @@ import os
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor
+from typing import Final
 
 from broker.clock import Clock
 from broker.log.log_dir import is_passing, passing
 from broker.log.partition_log import FlushTicket, PartitionLog
 from raftlog.errors import RaftlogError, StorageError
+
+MAX_UNFLUSHED_SEGMENTS: Final = 16
+"""Sealed segments that wait for a flush keep their files open; with so many of them, a flush is due at each roll."""
 
 OnDone = Callable[[int], None]
 OnError = Callable[[BaseException], None]
@@ -185,9 +189,15 @@ class Flushing:
             return False
         self._requested_end = min(self._requested_end, self._log.log_end_offset)  # after a truncation
         unflushed = self._log.log_end_offset - self._requested_end
-        if unflushed >= flush_messages or (config.flush_ms is not None and self._waits_for_ms() >= config.flush_ms):
+        by_time = config.flush_ms is not None and self._waits_for_ms() >= config.flush_ms
+        if unflushed >= flush_messages or by_time or self._many_segments_wait():
             self.request()
         return True
+
+    def _many_segments_wait(self) -> bool:
+        """Whether too many segments wait for a flush, and one was sealed since the last request."""
+        log = self._log
+        return log.unflushed_segments >= MAX_UNFLUSHED_SEGMENTS and self._requested_end < log.active_base_offset
 
     def _waits_for_ms(self) -> float:
         return self._clock.monotonic_ms() - self._last_ms

@@ -8,7 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from broker.log.flush import GroupCommit
+from broker.log.config import LogConfig
+from broker.log.flush import MAX_UNFLUSHED_SEGMENTS, Flushing, GroupCommit
 from raftlog.errors import StorageError
 from tests.support.log_driver import LogDriver
 from tests.support.memory_storage import Fault
@@ -131,3 +132,31 @@ async def test_logs_do_not_wait_for_each_other() -> None:
         assert done == [-1]
         gate.leave.release()
         await commit.close()
+
+
+async def test_segments_that_wait_for_a_flush_keep_few_files_open() -> None:
+    """With a large flush.messages they all waited, each with a descriptor."""
+    driver = LogDriver(config=LogConfig(segment_bytes=100, flush_messages=1_000_000))
+    driver.open()
+    driver.log.log_dir.unsynced_topic_ids |= {driver.log.topic_id}
+    assert driver.log.flush_messages > 1
+    with ThreadPoolExecutor(1) as pool:
+        commit = GroupCommit(pool)
+        flushing = Flushing(
+            driver.log,
+            commit,
+            driver.clock,
+            on_durable=lambda: None,
+            on_refused=unexpected,
+            on_broken=lambda log, error: unexpected(error),
+        )
+        most = flushed = 0
+        for _ in range(10 * MAX_UNFLUSHED_SEGMENTS):
+            driver.append()
+            before = driver.log.flushed_end_offset
+            assert flushing.appended(), "the records count at once, whether a flush is under way or not"
+            await commit.close()
+            most = max(most, driver.log.unflushed_segments)
+            flushed += driver.log.flushed_end_offset > before
+        assert most <= MAX_UNFLUSHED_SEGMENTS
+        assert flushed == 9, "a flush is for as many segments, not for one"
