@@ -275,7 +275,8 @@ class BrokerConfig(Settings):
         minimum=1,
         maximum=1_000_000,
         own=True,
-        doc="Average number of replicas per broker above which the controller creates no more partitions.",
+        doc="Average number of replicas per broker above which no more partitions are created; three eighths of the "
+        "limit of open files (ulimit -n) if that is less.",
     )
     min_segment_bytes = size_bytes(
         MIB,

@@ -2,7 +2,7 @@
 
 flush.messages   what a replica counts as durable     when it asks for a flush
 1                records that were fsynced            at every append; appends of one loop round share the flush
-above 1          records that it has appended         after so many records, after flush.ms, and when many segments wait
+above 1          records that it has appended         after so many records, after flush.ms, and after a roll
 
 Above 1, acknowledged records are lost with the machine's power, so the log directory first notes the topic durably
 (`LogDir.note_unsynced`); until then the log behaves as with 1.
@@ -15,15 +15,11 @@ import os
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor
-from typing import Final
 
 from broker.clock import Clock
 from broker.log.log_dir import is_passing, passing
 from broker.log.partition_log import FlushTicket, PartitionLog
 from raftlog.errors import RaftlogError, StorageError
-
-MAX_UNFLUSHED_SEGMENTS: Final = 16
-"""Sealed segments that wait for a flush keep their files open; with so many of them, a flush is due at each roll."""
 
 OnDone = Callable[[int], None]
 OnError = Callable[[BaseException], None]
@@ -190,14 +186,11 @@ class Flushing:
         self._requested_end = min(self._requested_end, self._log.log_end_offset)  # after a truncation
         unflushed = self._log.log_end_offset - self._requested_end
         by_time = config.flush_ms is not None and self._waits_for_ms() >= config.flush_ms
-        if unflushed >= flush_messages or by_time or self._many_segments_wait():
+        # A sealed segment keeps its file open until it is flushed, so that does not wait for many records.
+        rolled = self._log.has_unflushed_segments and self._requested_end <= self._log.active_base_offset
+        if unflushed >= flush_messages or by_time or rolled:
             self.request()
         return True
-
-    def _many_segments_wait(self) -> bool:
-        """Whether too many segments wait for a flush, and one was sealed since the last request."""
-        log = self._log
-        return log.unflushed_segments >= MAX_UNFLUSHED_SEGMENTS and self._requested_end < log.active_base_offset
 
     def _waits_for_ms(self) -> float:
         return self._clock.monotonic_ms() - self._last_ms

@@ -388,9 +388,9 @@ class PartitionLog:
         return self._flushed_end < self._end
 
     @property
-    def unflushed_segments(self) -> int:
-        """Number of sealed segments that the last finished flush did not cover; each keeps its file open."""
-        return len(self._unflushed)
+    def has_unflushed_segments(self) -> bool:
+        """Whether there are sealed segments that the last finished flush did not cover; their files are open."""
+        return bool(self._unflushed)
 
     @property
     def active_base_offset(self) -> int:

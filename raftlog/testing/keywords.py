@@ -76,7 +76,8 @@ class ServerKeywords(TypedDict, total=False):
     max_partitions_per_topic: int
     """Most partitions of one topic."""
     max_partitions_per_broker: int
-    """Average number of replicas per broker above which the controller creates no more partitions."""
+    """Average number of replicas per broker above which no more partitions are created; three eighths of the limit of
+    open files (ulimit -n) if that is less."""
     min_segment_bytes: int | str
     """The smallest segment.bytes that a topic, or a default of all topics, may be given. Smaller values from before, or
     of this file, count as this one. Each segment has four files; very small ones take more of the disk, and of the

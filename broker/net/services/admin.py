@@ -15,6 +15,7 @@ from typing import Final, Protocol
 from broker.clock import Clock
 from broker.config.config import BrokerConfig
 from broker.coordinator.internal_topics import refuse_internal
+from broker.descriptors import MAX_DESCRIPTORS
 from broker.net.services.calls import Context, answered, author_of
 from broker.net.services.metadata import MAX_NAMED, image_from
 from broker.net.services.node import (
@@ -278,7 +279,8 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     """Answers with errors as values; a gRPC status means a failure of the transport only.
 
     `wait_applied(metadata_offset)` returns once this broker acts on all changes up to that offset. `partitions` returns
-    the partitions on this broker.
+    the partitions on this broker. `max_replicas`: how many replicas the descriptors of a broker suffice for; those of
+    the others are taken to be like this one's.
     """
 
     def __init__(
@@ -290,8 +292,10 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         partitions: Callable[[], Iterable[PartitionView]],
         clock: Clock,
         quotas: QuotaManager | None = None,
+        max_replicas: int = MAX_DESCRIPTORS,
     ) -> None:
         self._metadata = metadata
+        self._max_replicas = max_replicas
         self._quotas = quotas
         self._config = config
         self._logs = logs
@@ -594,13 +598,17 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         image = self._metadata.image
         brokers = sum(not broker.fenced for broker in image.brokers.values())
         present = sum(load.replicas for load in image.load.values())
-        allowed = self._config.max_partitions_per_broker * brokers
-        if present + added_replicas > allowed:
-            raise PolicyViolation(
-                f"topic {topic[:249]!r} would bring the cluster from {present} to {present + added_replicas} replicas; "
-                f"max.partitions.per.broker={self._config.max_partitions_per_broker} "
-                f"allows {allowed} on {brokers} broker{'' if brokers == 1 else 's'}"
-            )
+        for limit, reason in (
+            (self._config.max_partitions_per_broker, "max.partitions.per.broker={}"),
+            (self._max_replicas, "the limit of open files (ulimit -n), for {} replicas per broker,"),
+        ):
+            allowed = limit * brokers
+            if present + added_replicas > allowed:
+                raise PolicyViolation(
+                    f"topic {topic[:249]!r} would bring the cluster from {present} to {present + added_replicas} "
+                    f"replicas; {reason.format(limit)} allows {allowed} on {brokers} broker"
+                    f"{'' if brokers == 1 else 's'}"
+                )
 
     def _check_configs(self, configs: Mapping[str, str], partitions: int) -> None:
         """Refuse values that would burden the brokers. `partitions`: of the topic; 0 if unknown.

@@ -120,6 +120,22 @@ def test_partitions_are_added_within_the_limits() -> None:
     run(work, {"max.partitions.per.topic": 10, "max.partitions.per.broker": 6})
 
 
+def test_there_are_no_more_partitions_than_descriptors_for_them() -> None:
+    """Each replica's active segment is open. A user who could make topics made the broker run out of descriptors."""
+
+    async def work(cluster: Cluster) -> None:
+        assert (await cluster.create("a", partitions=5)).error.code == common_pb2.NONE
+        error = (await cluster.create("b", partitions=6)).error
+        assert error.code == common_pb2.POLICY_VIOLATION
+        assert "would bring the cluster from 5 to 11 replicas" in error.message
+        assert "the limit of open files (ulimit -n), for 10 replicas per broker, allows 10 on 1 broker" in error.message
+        request = admin_pb2.CreatePartitionsRequest(topic="a", partitions=11)
+        assert (await cluster.stub.CreatePartitions(request)).error.code == common_pb2.POLICY_VIOLATION
+        assert (await cluster.create("b", partitions=5)).error.code == common_pb2.NONE
+
+    run(work, max_replicas=10)
+
+
 def test_a_topic_is_deleted_and_can_be_made_again_with_another_id() -> None:
     async def work(cluster: Cluster) -> None:
         first = await cluster.create("a")
