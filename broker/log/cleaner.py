@@ -33,21 +33,21 @@ and copies first from a leader whose log was not cleaned and then from one whose
 replicas and came back with its old log; or if it lost records that `flush.messages` had left unflushed. It notices at
 the producer's next marker (`OpenTransactions.check_followed`), and is then copied as a whole.
 
-The background work handles one log at a time, the one with the largest dirty share first:
+The background work handles one log at a time, the one that has been due for longest (`next_in_line`):
 
-    idle  -- log.cleaner.backoff.ms have passed (`tick`) -->  choosing, in a thread
-          -- a log is due -->  a piece, in a thread  -->  pausing  --> ... -->  choosing again
+    idle  -- log.cleaner.backoff.ms have passed (`tick`) -->  looking, in a thread
+          -- a log is due -->  a piece, in a thread  -->  pausing  --> ... -->  looking again
           -- none is due -->  idle
 
 The pauses keep to `log.cleaner.io.max.bytes.per.second`. A log whose cleaning failed is skipped for a while, so that it
-does not hold up the others.
+does not hold up the others; one that is clean is skipped for log.cleaner.backoff.ms, however soon it is dirty again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Final, NamedTuple
 
@@ -60,6 +60,7 @@ from broker.log.partition_log import PartitionLog, SealedSegments, SegmentRemove
 from broker.log.recovery import Cleaned
 from broker.log.segment import BEFORE_ALL_TIME_MS, OpenSegment, Segment, SegmentIndex
 from broker.log.storage import File
+from raftlog._core.security.acls import INTERNAL_PREFIX
 from raftlog.errors import CorruptRecordError, RaftlogError
 from raftlog.format import HEADER_BYTES, BatchHeader, Buffer, parse_header
 from raftlog.format.aborted import AbortedRanges
@@ -209,7 +210,7 @@ class _Cleaning:
                 yield from self._pieces(segment, self._open(segment), self._plan.first_dirty_offset)
 
     def _open(self, segment: Segment) -> File:
-        if self._log.closed or segment not in self._log.segments:
+        if self._log.closed or not self._log.holds(segment):
             raise CleaningAbandoned(f"{segment.log_path} is no part of {self._log!r} any more")
         try:
             return self._log.open_segment(segment).file
@@ -419,6 +420,27 @@ def committed_end(log: PartitionLog) -> int:
     return log.last_stable_offset
 
 
+def next_in_line(
+    due: Iterable[Plan], due_since: Mapping[PartitionLog, float], last: PartitionLog | None
+) -> Plan | None:
+    """Return the plan to carry out next: that of the log that has been due for longest. Pure.
+
+    A log that becomes due later comes later, however dirty it is. So no log waits for ever, whatever users do with
+    others. Of those that were first seen to be due together, the dirtiest comes first. Logs of internal topics, which
+    groups and transactions wait for at a start, take turns with all others: `last` is the log that was compacted last.
+    """
+    others_turn = last is not None and _is_internal(last)
+    return min(
+        due,
+        key=lambda plan: (_is_internal(plan.log) == others_turn, due_since[plan.log], -plan.dirty_ratio),
+        default=None,
+    )
+
+
+def _is_internal(log: PartitionLog) -> bool:
+    return log.topic.startswith(INTERNAL_PREFIX)
+
+
 class Cleaner:
     """Compacts the logs of compacted topics. On the loop; `on_damaged` is called there."""
 
@@ -450,6 +472,10 @@ class Cleaner:
         self._busy = False
         self._let_alone: dict[PartitionLog, float] = {}
         """Logs that are skipped, and until when by the monotonic clock."""
+        self._due_since: dict[PartitionLog, float] = {}
+        """Logs that the last look found to be due, and when a look first did, by the monotonic clock."""
+        self._last: PartitionLog | None = None
+        """The log that was compacted last."""
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
 
@@ -461,25 +487,25 @@ class Cleaner:
     def tick(self) -> None:
         """Look for a log to compact, if it is time; returns at once."""
         if not self._closed and not self._busy and self._clock.monotonic_ms() >= self._next_look_ms:
-            self._choose()
+            self._look()
 
-    def _choose(self) -> None:
+    def _look(self) -> None:
         now_ms = self._clock.monotonic_ms()
         self._let_alone = {log: until for log, until in self._let_alone.items() if until > now_ms and not log.closed}
         let_alone = frozenset(self._let_alone)
 
-        def choose() -> None:
-            plan = None
+        def look() -> None:
+            due: list[Plan] = []
             try:
-                plan = self._dirtiest(let_alone)
+                due = self._due(let_alone)
             except Exception:
-                logger.exception("choosing a log to compact failed")
-            self._loop.call_soon_threadsafe(self._chosen, plan)
+                logger.exception("looking for a log to compact failed")
+            self._loop.call_soon_threadsafe(self._choose, due)
 
-        self._submit(choose)
+        self._submit(look)
 
-    def _dirtiest(self, let_alone: frozenset[PartitionLog]) -> Plan | None:
-        """Return the plan with the largest dirty share among those that are due."""
+    def _due(self, let_alone: frozenset[PartitionLog]) -> list[Plan]:
+        """Return the plans that are due."""
         due = []
         for log in self._logs.logs():
             if log.config.compacts and log not in let_alone:
@@ -490,19 +516,24 @@ class Cleaner:
                     continue
                 if plan is not None and plan.is_due:
                     due.append(plan)
-        return max(due, key=lambda plan: plan.dirty_ratio, default=None)
+        return due
 
-    def _chosen(self, plan: Plan | None) -> None:
+    def _choose(self, due: Sequence[Plan]) -> None:
         self._busy = False
         if self._closed:
             return
+        now_ms = self._clock.monotonic_ms()
+        self._due_since = {plan.log: self._due_since.get(plan.log, now_ms) for plan in due}
+        plan = next_in_line(due, self._due_since, self._last)
         if plan is None:
-            self._next_look_ms = self._clock.monotonic_ms() + self._backoff_ms
+            self._next_look_ms = now_ms + self._backoff_ms
             return
+        self._last = plan.log
+        del self._due_since[plan.log]  # if it is not clean after this, it goes to the end of the line
         plan = plan._replace(markers_below=self._markers_below_of(plan.log))
-        self._go_on(plan.log, clean(plan, dedupe_bytes=self._dedupe_bytes, clock=self._clock.now_ms))
+        self._go_on(plan, clean(plan, dedupe_bytes=self._dedupe_bytes, clock=self._clock.now_ms))
 
-    def _go_on(self, log: PartitionLog, pieces: Iterator[int]) -> None:
+    def _go_on(self, plan: Plan, pieces: Iterator[int]) -> None:
         self._timer = None
         if self._closed:
             return
@@ -513,21 +544,23 @@ class Cleaner:
                 result = next(pieces, None)
             except Exception as error:  # judged on the loop
                 result = error
-            self._loop.call_soon_threadsafe(self._worked, log, pieces, result)
+            self._loop.call_soon_threadsafe(self._worked, plan, pieces, result)
 
         self._submit(work)
 
-    def _worked(self, log: PartitionLog, pieces: Iterator[int], result: int | Exception | None) -> None:
+    def _worked(self, plan: Plan, pieces: Iterator[int], result: int | Exception | None) -> None:
         self._busy = False
         if self._closed:
             return
         if isinstance(result, int):
             self._busy = True
-            self._timer = self._loop.call_later(result / self._bytes_per_second, self._go_on, log, pieces)
+            self._timer = self._loop.call_later(result / self._bytes_per_second, self._go_on, plan, pieces)
             return
         if result is not None:
-            self._failed(log, result)
-        self._choose()
+            self._failed(plan.log, result)
+        elif plan.log.cleaned.first_dirty_offset >= plan.sealed.segments[-1].next_offset:
+            self._let_alone[plan.log] = self._clock.monotonic_ms() + self._backoff_ms
+        self._look()
 
     def _failed(self, log: PartitionLog, error: Exception) -> None:
         self._let_alone[log] = self._clock.monotonic_ms() + FAILED_PAUSE_MS

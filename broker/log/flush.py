@@ -2,7 +2,7 @@
 
 flush.messages   what a replica counts as durable     when it asks for a flush
 1                records that were fsynced            at every append; appends of one loop round share the flush
-above 1          records that it has appended         after so many records, and after flush.ms
+above 1          records that it has appended         after so many records, after flush.ms, and after a roll
 
 Above 1, acknowledged records are lost with the machine's power, so the log directory first notes the topic durably
 (`LogDir.note_unsynced`); until then the log behaves as with 1.
@@ -185,7 +185,10 @@ class Flushing:
             return False
         self._requested_end = min(self._requested_end, self._log.log_end_offset)  # after a truncation
         unflushed = self._log.log_end_offset - self._requested_end
-        if unflushed >= flush_messages or (config.flush_ms is not None and self._waits_for_ms() >= config.flush_ms):
+        by_time = config.flush_ms is not None and self._waits_for_ms() >= config.flush_ms
+        # A sealed segment keeps its file open until it is flushed, so that does not wait for many records.
+        rolled = self._log.has_unflushed_segments and self._requested_end <= self._log.active_base_offset
+        if unflushed >= flush_messages or by_time or rolled:
             self.request()
         return True
 

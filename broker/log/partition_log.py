@@ -258,7 +258,9 @@ class _UnfinishedSwap:
 class _Segments(NamedTuple):
     """The segments of a log and their base offsets, oldest first.
 
-    It is replaced as a whole, so that a reader without the lock sees bases and segments that fit.
+    A roll adds one in place, so that it costs the same however many there are; every other change replaces the whole.
+    So a reader without the lock sees bases and segments that fit: each base has its segment, but the last segment may
+    not have its base yet.
     """
 
     bases: list[int]
@@ -272,6 +274,16 @@ class _Segments(NamedTuple):
     def number_of(self, offset: int) -> int:
         """Return the index of the segment whose range holds `offset`; -1: it lies below the first segment."""
         return bisect_right(self.bases, offset) - 1
+
+    def holds(self, segment: Segment) -> bool:
+        """Whether a segment is one of these."""
+        number = self.number_of(segment.base_offset)
+        return self.all[max(0, number)] is segment or self.all[-1] is segment
+
+    def grow(self, segment: Segment) -> None:
+        """Add the segment that follows the last one."""
+        self.all.append(segment)  # before its base, see above
+        self.bases.append(segment.base_offset)
 
 
 class PartitionLog:
@@ -309,7 +321,7 @@ class PartitionLog:
         self._file_lock = threading.RLock()
         self._storing = threading.Lock()
 
-        self._segments = _Segments.of(recovered.segments)
+        self._segments = _Segments.of(list(recovered.segments))
         self._active = recovered.segments[-1]
         self._active.first_append_ms = now_ms
         self._end = self._active.next_offset
@@ -374,6 +386,16 @@ class PartitionLog:
     def needs_flush(self) -> bool:
         """Whether records were appended since the last finished flush."""
         return self._flushed_end < self._end
+
+    @property
+    def has_unflushed_segments(self) -> bool:
+        """Whether there are sealed segments that the last finished flush did not cover; their files are open."""
+        return bool(self._unflushed)
+
+    @property
+    def active_base_offset(self) -> int:
+        """First offset of the active segment."""
+        return self._active.base_offset
 
     @property
     def first_unstable_offset(self) -> int | None:
@@ -653,7 +675,7 @@ class PartitionLog:
             if result is None or result.records or number + 1 == len(segments):
                 return result
             number += 1
-            if bases[number] >= end_offset:
+            if segments[number].base_offset >= end_offset:
                 return result
 
     @overload
@@ -758,7 +780,7 @@ class PartitionLog:
             except InvalidBatch:
                 with self._file_lock:
                     self._check_open()
-                    if truncations == self._truncations and segment in self._segments.all:
+                    if truncations == self._truncations and self._segments.holds(segment):
                         self._check_again(segment, opened, offset, max_bytes, max_batches)
 
     def _epochs_now(self) -> LeaderEpochCache:
@@ -796,7 +818,7 @@ class PartitionLog:
         else:  # many rolls since the last flush: the next flush takes a new snapshot
             self._snapshot_due = None
             self._snapshot_bytes = SNAPSHOT_INTERVAL_BYTES
-        self._segments = _Segments.of([*self._segments.all, segment])
+        self._segments.grow(segment)
         self._active = segment
         return segment
 
@@ -842,8 +864,7 @@ class PartitionLog:
         return opened
 
     def _check_present(self, segment: Segment) -> None:
-        segments = self._segments
-        if not self.closed and segments.all[segments.number_of(segment.base_offset)] is segment:
+        if not self.closed and self._segments.holds(segment):
             return
         self._cache.forget(segment)
         self._check_open()
@@ -902,8 +923,9 @@ class PartitionLog:
             self._synced_names = max(self._synced_names, ticket.names)
             if ticket.truncations == self._truncations and not self.closed:
                 self._flushed_end = max(self._flushed_end, ticket.end_offset)
-                done = [segment for segment in self._unflushed if segment in ticket.sealed]
-                self._unflushed = [segment for segment in self._unflushed if segment not in ticket.sealed]
+                sealed = set(ticket.sealed)
+                done = [segment for segment in self._unflushed if segment in sealed]
+                self._unflushed = [segment for segment in self._unflushed if segment not in sealed]
                 for segment in done:
                     if segment.opened is not None:
                         self._cache.adopt(segment, segment.opened)
@@ -975,8 +997,9 @@ class PartitionLog:
                 active.opened.index.append(active.next_offset, active.size, active.max_timestamp_ms)
                 active.close_txn_index(self.producers.transactions.first_open)
             self._store_index(active, durably=False, closing=closing)
+            unflushed = set(self._unflushed)
             for segment in self._segments.all[:-1]:  # sealed ones that were refused space or descriptors before
-                if segment.opened is not None and segment not in self._unflushed:
+                if segment.opened is not None and segment not in unflushed:
                     self._store_index(segment, durably=True)
 
     # Producers
@@ -1168,7 +1191,8 @@ class PartitionLog:
         if count > 0:
             gone = segments.all[:count]
             self._detached += gone
-            self._unflushed = [segment for segment in self._unflushed if segment not in gone]
+            detached = set(gone)
+            self._unflushed = [segment for segment in self._unflushed if segment not in detached]
             self._sealed_bytes -= sum(segment.size for segment in gone)
             self._segments = _Segments.of(segments.all[count:])
         if self.leader_epochs.truncate_from_start(self.log_start_offset):
@@ -1293,7 +1317,7 @@ class PartitionLog:
                         now_ms,
                     )
                 with self._lock:
-                    if segment not in self._segments.all:
+                    if not self._segments.holds(segment):
                         return False
                     self._cut(segment, opened, end, max_timestamp_ms)
                     self._cut_producers(producers, end.offset)
@@ -1308,12 +1332,13 @@ class PartitionLog:
         segments = self._segments.all
         number = segments.index(segment)
         before, offset = segments[:number], end.offset
+        left = set(before)
         self._unfinished_cut = True
         self._truncations += 1
         self._cut_off += segments[:number:-1]
         self._cache.forget(segment)
         segment.cut(opened, end, max_timestamp_ms)
-        self._unflushed = [kept for kept in self._unflushed if kept in before]
+        self._unflushed = [kept for kept in self._unflushed if kept in left]
         self._sealed_bytes = sum(kept.size for kept in before)
         self._active = segment
         self._segments = _Segments.of([*before, segment])
@@ -1441,8 +1466,9 @@ class PartitionLog:
         with self._lock:
             self._check_open()
             found: list[Segment] = []
+            unflushed = set(self._unflushed)
             for segment in self._segments.all[:-1]:
-                if segment.next_offset > bound or segment in self._unflushed:
+                if segment.next_offset > bound or segment in unflushed:
                     break
                 found.append(segment)
             return SealedSegments(found, self._truncations)
@@ -1450,7 +1476,11 @@ class PartitionLog:
     def is_unchanged(self, segment: Segment, truncations: int) -> bool:
         """Whether a segment is part of the log as it was at `truncations`; waits for a cut that is under way."""
         with self._file_lock:
-            return not self.closed and truncations == self._truncations and segment in self._segments.all
+            return not self.closed and truncations == self._truncations and self._segments.holds(segment)
+
+    def holds(self, segment: Segment) -> bool:
+        """Whether a segment is part of the log."""
+        return self._segments.holds(segment)
 
     def create_aside(self, base_offset: int) -> File:
         """Return an empty file for the compacted segment that begins at `base_offset`.

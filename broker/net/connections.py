@@ -19,7 +19,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import resource
 import socket
 import stat
 import struct
@@ -36,6 +35,7 @@ from typing import Final, NamedTuple, TypeVar
 
 from broker.clock import Clock
 from broker.config.config import BrokerConfig
+from broker.descriptors import descriptors
 from broker.net.interceptors import Rarely, host_of
 from broker.security.audit import network_of
 from raftlog._core.security.acls import canonical_host
@@ -47,7 +47,6 @@ logger = logging.getLogger(__name__)
 
 MAX_RATES: Final = 10_000
 """Addresses whose rate is followed; beyond it, the oldest one begins anew."""
-MAX_DESCRIPTORS: Final = 1 << 20
 MAX_CONNECTIONS: Final = "max.connections"
 MAX_CONNECTIONS_PER_IP: Final = "max.connections.per.ip"
 LOGIN_TIMEOUT: Final = "connection.login.timeout.ms"
@@ -158,22 +157,6 @@ class ConnectionLimits:
         return True
 
 
-def descriptors_for_connections() -> int:
-    """Raise this process's limit of descriptors as far as the system allows; return how many connections may have.
-
-    Half of them are kept back for files: the segments of partitions, checkpoints, and connections to other nodes.
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = min(MAX_DESCRIPTORS, MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-            soft = wanted
-        except (OSError, ValueError):
-            pass  # it stays as it is
-    return min(MAX_DESCRIPTORS, soft if soft != resource.RLIM_INFINITY else MAX_DESCRIPTORS) // 2
-
-
 def limits_of(config: BrokerConfig, image: Callable[[], MetadataImage]) -> ConnectionLimits:
     """Return the limits of one of a broker's listeners for clients; two listeners share the descriptors."""
     listeners = 1 if config.kafka_listener is None else 2
@@ -184,7 +167,7 @@ def limits_of(config: BrokerConfig, image: Callable[[], MetadataImage]) -> Conne
         return own if own is not None else None if default_rate == NO_LIMIT else default_rate
 
     return ConnectionLimits(
-        most=max(1, min(config.max_connections, descriptors_for_connections() // listeners)),
+        most=max(1, min(config.max_connections, descriptors().connections // listeners)),
         per_ip=config.max_connections_per_ip,
         overrides=dict(_override(each) for each in config.max_connections_per_ip_overrides),
         rate=rate,

@@ -36,9 +36,11 @@ from broker.coordinator.transactions.marker_sender import LocalMarkers, MarkerSe
 from broker.coordinator.transactions.producer_ids import ProducerIds
 from broker.coordinator.transactions.verifier import ProducerChecks, TransactionVerifier
 from broker.coordinator.user_bound import NamedGroups
+from broker.descriptors import descriptors, warn_of_few_descriptors
 from broker.log.flush import GroupCommit
 from broker.log.log_dir import LOCK_FILE
 from broker.log.manager import LogManager
+from broker.log.segment import SegmentCache
 from broker.log.storage import OsStorage
 from broker.net.calls import CallLimits
 from broker.net.connections import limits_of
@@ -279,11 +281,15 @@ class BrokerRole:
         self._failure = failure
         self._on_fatal = on_fatal
         self._lease = ServingLease(clock)
+        shares = descriptors()
+        warn_of_few_descriptors(shares, config.max_partitions_per_broker)
+        storage = OsStorage()
         self._logs = LogManager(
-            OsStorage(),
+            storage,
             config.log_dirs,
             config.log_config(),
             clock,
+            cache=SegmentCache(storage, max_segments=shares.sealed_segments),
             producer_limits=config.producer_limits(),
             threads=config.num_recovery_threads_per_data_dir * len(config.log_dirs),
         )
@@ -296,7 +302,14 @@ class BrokerRole:
         )
         self._group_commit = GroupCommit(disk, observed.counters.flushed)
         self._registry = ReplicaManager(
-            config.node_id, self._logs, self._group_commit, clock, config.topic_defaults, disk, self._lease
+            config.node_id,
+            self._logs,
+            self._group_commit,
+            clock,
+            config.topic_defaults,
+            disk,
+            self._lease,
+            config.min_segment_bytes,
         )
         self._registry.counters = observed.counters
         if observed.tracing is not None:
@@ -368,7 +381,14 @@ class BrokerRole:
             self._registry.find,
         )
         self._admin_service = AdminService(
-            metadata, config, self._logs, self._registry.wait_applied, self._registry.partitions, clock, self._quotas
+            metadata,
+            config,
+            self._logs,
+            self._registry.wait_applied,
+            self._registry.partitions,
+            clock,
+            self._quotas,
+            shares.replicas,
         )
         self._security: ClientSecurity | None = None
         self._broker_epoch: int | None = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -151,7 +152,10 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """Time, level, logger, message, then the fields as key=value."""
+    """Time, level, logger, message, then the fields as [key=value ...].
+
+    A value that could be taken for more than one field, or for the end of them, is in quotes.
+    """
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
@@ -159,13 +163,22 @@ class TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
         line = super().format(record)
-        fields = " ".join(f"{key}={_on_one_line(str(value))}" for key, value in _fields(record).items())
+        fields = " ".join(f"{key}={_as_one_value(value)}" for key, value in _fields(record).items())
         return f"{line} [{fields}]" if fields else line
 
 
-def _on_one_line(text: str) -> str:
-    """Return the text without line breaks, which a client could use to forge log lines."""
-    return text if text.isprintable() else ascii(text)
+_IN_TEXT = re.compile(r"""[\s='"\[\]]""")
+_IN_OTHERS = re.compile(r"""[='"]""")
+"""Lists and numbers are the broker's own, but a list may have texts in it."""
+
+
+def _as_one_value(value: object) -> str:
+    """Return a value in which no reader finds other fields, or other lines, that a client could forge."""
+    text = str(value)
+    if not text.isprintable():
+        return ascii(text)
+    ambiguous = _IN_TEXT if isinstance(value, str) else _IN_OTHERS
+    return text if ambiguous.search(text) is None else repr(text)
 
 
 def configure_logging(level: str, line_format: str, node_id: int | None = None) -> None:

@@ -240,7 +240,7 @@ def test_a_user_that_is_shut_out_is_refused_at_once_and_let_in_again_after_the_t
         "the password is right, and clients that are told otherwise do not come back"
     )
     log = (cluster.config_file(1).parent / "server.log").read_text()
-    assert "reason=User:mallory has opened and ended streams too fast (max.short.stream.rate); it may come back" in log
+    assert "reason='User:mallory has opened and ended streams too fast (max.short.stream.rate); it may come back" in log
     assert set(AdminClient(settings(cluster, "ada")).list_topics(timeout=PATIENCE_S).topics) == {"a-topic"}
 
     def is_let_in() -> bool:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 from grpc import aio
 
 from broker.config.config import BrokerConfig
+from broker.descriptors import MAX_DESCRIPTORS
 from broker.net.services.admin import AdminService, PartitionView
 from broker.net.services.metadata import MetadataService
 from broker.net.services.node import LogView
@@ -119,7 +120,7 @@ Work = Callable[[Cluster], Awaitable[None]]
 
 
 @asynccontextmanager
-async def served(config: BrokerConfig, logs: FakeLogs) -> AsyncIterator[Cluster]:
+async def served(config: BrokerConfig, logs: FakeLogs, max_replicas: int = MAX_DESCRIPTORS) -> AsyncIterator[Cluster]:
     """Serve one node with broker 1 up."""
     metadata = MemoryMetadata()
     await metadata.add_broker()
@@ -127,19 +128,32 @@ async def served(config: BrokerConfig, logs: FakeLogs) -> AsyncIterator[Cluster]
     port = server.add_insecure_port("127.0.0.1:0")
     async with aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         cluster = Cluster(metadata, admin_pb2_grpc.AdminStub(channel))
-        service = AdminService(metadata, config, logs, cluster.wait_applied, lambda: cluster.partitions, cluster.clock)
+        service = AdminService(
+            metadata,
+            config,
+            logs,
+            cluster.wait_applied,
+            lambda: cluster.partitions,
+            cluster.clock,
+            max_replicas=max_replicas,
+        )
         admin_pb2_grpc.add_AdminServicer_to_server(service, server)
         await server.start()
         yield cluster
     await server.stop(0)
 
 
-def run(work: Work, values: Mapping[str, object] | None = None, logs: FakeLogs | None = None) -> None:
+def run(
+    work: Work,
+    values: Mapping[str, object] | None = None,
+    logs: FakeLogs | None = None,
+    max_replicas: int = MAX_DESCRIPTORS,
+) -> None:
     """Serve with these server keys over the least ones, and do the work."""
     config = BrokerConfig.from_values({"node.id": 1, "log.dirs": "/data", **(values or {})})
 
     async def main() -> None:
-        async with served(config, logs or FakeLogs()) as cluster, asyncio.timeout(WAIT_SECONDS):
+        async with served(config, logs or FakeLogs(), max_replicas) as cluster, asyncio.timeout(WAIT_SECONDS):
             await work(cluster)
 
     asyncio.run(main())

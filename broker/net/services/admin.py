@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final, Protocol
 
 from broker.clock import Clock
 from broker.config.config import BrokerConfig
 from broker.coordinator.internal_topics import refuse_internal
+from broker.descriptors import MAX_DESCRIPTORS
 from broker.net.services.calls import Context, answered, author_of
 from broker.net.services.metadata import MAX_NAMED, image_from
 from broker.net.services.node import (
@@ -64,6 +65,7 @@ from raftmeta.features import BASELINE, SUPPORTED, supports
 from raftmeta.image import CLUSTER_DEFAULT, NO_LOAD, BrokerImage, MetadataImage
 from raftmeta.port import MetadataPort
 from raftmeta.quotas import QuotaEntity, entity_order, matches
+from raftmeta.topic_configs import MAX_THROTTLED_REPLICAS, check_limits
 from replication.leader import ReplicaView
 
 
@@ -277,7 +279,8 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     """Answers with errors as values; a gRPC status means a failure of the transport only.
 
     `wait_applied(metadata_offset)` returns once this broker acts on all changes up to that offset. `partitions` returns
-    the partitions on this broker.
+    the partitions on this broker. `max_replicas`: how many replicas the descriptors of a broker suffice for; those of
+    the others are taken to be like this one's.
     """
 
     def __init__(
@@ -289,8 +292,10 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         partitions: Callable[[], Iterable[PartitionView]],
         clock: Clock,
         quotas: QuotaManager | None = None,
+        max_replicas: int = MAX_DESCRIPTORS,
     ) -> None:
         self._metadata = metadata
+        self._max_replicas = max_replicas
         self._quotas = quotas
         self._config = config
         self._logs = logs
@@ -317,6 +322,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             partitions = request.partitions or self._config.num_partitions
             replication_factor = request.replication_factor or self._config.default_replication_factor
         self._check_partitions(request.name, partitions, partitions * replication_factor)
+        self._check_configs(request.configs, partitions)
         result = await self._commit_into(
             response,
             MetadataCommand(
@@ -412,6 +418,8 @@ class AdminService(admin_pb2_grpc.AdminServicer):
                     f"topic {resource.name[:249]!r} keeps {CLEANUP_POLICY}={COMPACT}: groups are kept there, and with "
                     "any other policy their offsets would be deleted by age, or never"
                 )
+        topic = self._metadata.image.topic(resource.name) if resource.type == ConfigResource.TOPIC else None
+        self._check_configs(request.set, 0 if topic is None else len(topic.partitions))
         command = AlterConfigsCommand(
             resource=resource, set=request.set, unset=request.unset, validate_only=request.validate_only
         )
@@ -590,13 +598,30 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         image = self._metadata.image
         brokers = sum(not broker.fenced for broker in image.brokers.values())
         present = sum(load.replicas for load in image.load.values())
-        allowed = self._config.max_partitions_per_broker * brokers
-        if present + added_replicas > allowed:
-            raise PolicyViolation(
-                f"topic {topic[:249]!r} would bring the cluster from {present} to {present + added_replicas} replicas; "
-                f"max.partitions.per.broker={self._config.max_partitions_per_broker} "
-                f"allows {allowed} on {brokers} broker{'' if brokers == 1 else 's'}"
-            )
+        for limit, reason in (
+            (self._config.max_partitions_per_broker, "max.partitions.per.broker={}"),
+            (self._max_replicas, "the limit of open files (ulimit -n), for {} replicas per broker,"),
+        ):
+            allowed = limit * brokers
+            if present + added_replicas > allowed:
+                raise PolicyViolation(
+                    f"topic {topic[:249]!r} would bring the cluster from {present} to {present + added_replicas} "
+                    f"replicas; {reason.format(limit)} allows {allowed} on {brokers} broker"
+                    f"{'' if brokers == 1 else 's'}"
+                )
+
+    def _check_configs(self, configs: Mapping[str, str], partitions: int) -> None:
+        """Refuse values that would burden the brokers. `partitions`: of the topic; 0 if unknown.
+
+        Raises:
+            InvalidConfig: see `check_limits`.
+        """
+        named = max(1, len(self._metadata.image.brokers)) * partitions or MAX_THROTTLED_REPLICAS
+        check_limits(
+            configs,
+            min_segment_bytes=self._config.min_segment_bytes,
+            max_throttled_replicas=min(named, MAX_THROTTLED_REPLICAS),
+        )
 
     def _check_own(self, broker: str) -> None:
         if broker != str(self._config.node_id):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import itertools
 from collections.abc import Coroutine
+from copy import copy
 from dataclasses import replace
 from functools import cache
 from random import Random
@@ -15,9 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from broker.log.cleaner import FAILED_PAUSE_MS, Cleaner, CleaningAbandoned, clean, plan_cleaning
+from broker.log.cleaner import FAILED_PAUSE_MS, Cleaner, CleaningAbandoned, Plan, clean, next_in_line, plan_cleaning
 from broker.log.config import LogConfig
-from broker.log.partition_log import PartitionLog
+from broker.log.partition_log import PartitionLog, SealedSegments
+from broker.log.recovery import Cleaned
 from broker.log.transactions import MarkerMissing, OpenTransaction, OpenTransactions
 from raftlog.errors import CorruptRecordError, InvalidRecord
 from raftlog.format import Attributes, validate_produced
@@ -826,13 +829,18 @@ class Scene:
             dedupe_bytes=1 << 20,
         )
 
-    def write(self, log: PartitionLog, batches: int = 20) -> None:
+    def write(self, log: PartitionLog, batches: int = 20, key: bytes = b"k") -> None:
         """Append and commit."""
         for number in range(batches):
-            batch = keyed_batch([(b"k", b"%d" % number * 50)])
+            batch = keyed_batch([(key, b"%d" % number * 50)])
             log.append(batch, validate_produced(batch), leader_epoch=1, now_ms=0)
         log.flush()
         log.high_watermark = log.log_end_offset
+
+    def seal(self, log: PartitionLog) -> None:
+        """Let all of a log be compacted."""
+        log.roll()
+        log.flush()
 
     def _on_damaged(self, log: PartitionLog, error: CorruptRecordError) -> None:
         self.damaged.append(log)
@@ -873,6 +881,120 @@ def test_all_that_is_due_is_compacted_one_log_after_the_other() -> None:
         assert scene.logs[0].cleaned.first_dirty_offset > end
 
     run(scenario())
+
+
+MANY_CLEANINGS = 20
+VICTIM_INSIDE = "__consumer_offsets"
+
+
+def test_logs_that_are_always_the_dirtiest_starve_no_other() -> None:
+    """A tenant writes to its logs during each cleaning; logs that were due before come first nevertheless."""
+
+    async def scenario() -> None:
+        scene = Scene(logs=3)
+        tenants = list(scene.logs)
+        victims = [scene.manager.create(name, bytes(15) + name[-1:].encode(), 0) for name in ("victim", VICTIM_INSIDE)]
+        for log in victims:
+            for number in range(40):
+                scene.write(log, 1, key=b"%d" % number)
+            scene.seal(log)
+        for log in tenants:
+            log.update_config(replace(BACKGROUND_CONFIG, min_cleanable_dirty_ratio=0.0))
+        await scene.tick()
+        assert all(log.cleaned.first_dirty_offset == log.log_end_offset for log in victims)
+        for log in victims:
+            scene.write(log, 60)
+            scene.seal(log)
+        order: list[str] = []
+
+        def written_to_meanwhile(log: PartitionLog) -> int:
+            order.append(log.topic)
+            if len(order) < MANY_CLEANINGS:
+                for each in tenants:
+                    scene.write(each, 10)
+                    scene.seal(each)
+                scene.clock.now += BACKOFF_MS
+            return 0
+
+        scene.cleaner._markers_below_of = written_to_meanwhile
+        for log in tenants:
+            scene.write(log)
+            scene.seal(log)
+        await scene.tick()
+        assert order.index(VICTIM_INSIDE) == 0
+        assert order.index("victim") <= 1 + len(tenants)
+        assert len(order) >= MANY_CLEANINGS
+        assert order.count("victim") == 1
+
+    run(scenario())
+
+
+def test_a_log_that_is_clean_rests_however_soon_it_is_dirty_again() -> None:
+    async def scenario() -> None:
+        scene = Scene(logs=2)
+        scene.logs[0].update_config(replace(BACKGROUND_CONFIG, min_cleanable_dirty_ratio=0.0))
+        order: list[int] = []
+
+        def written_to_meanwhile(log: PartitionLog) -> int:
+            order.append(log.partition)
+            if len(order) < MANY_CLEANINGS:
+                scene.write(scene.logs[0], 10)
+                scene.seal(scene.logs[0])
+            return 0
+
+        scene.cleaner._markers_below_of = written_to_meanwhile
+        await scene.tick()
+        assert sorted(order) == [0, 1]
+        await scene.tick()
+        assert sorted(order) == [0, 0, 1]
+
+    run(scenario())
+
+
+def test_a_log_that_one_cleaning_does_not_finish_goes_to_the_end_of_the_line() -> None:
+    async def scenario() -> None:
+        scene = Scene(logs=2)
+        for log in scene.logs:
+            for number in range(200):
+                scene.write(log, 1, key=b"%d" % number)
+        scene.cleaner._dedupe_bytes = 1
+        order: list[int] = []
+
+        def noted(log: PartitionLog) -> int:
+            order.append(log.partition)
+            return 0
+
+        scene.cleaner._markers_below_of = noted
+        await scene.tick()
+        assert len(order) > 2
+        assert all(one != other for one, other in itertools.pairwise(order[: 2 * min(map(order.count, (0, 1)))]))
+
+    run(scenario())
+
+
+def test_the_line_has_internal_topics_by_turns_and_then_the_longest_due_and_the_dirtiest() -> None:
+    scene = KeyedLog(CONFIG)
+
+    def plan(topic: str, dirty_ratio: float) -> Plan:
+        log = copy(scene.log)
+        log.topic = topic
+        return Plan(log, SealedSegments([], 0), Cleaned(), 0, dirty_ratio, is_due=True)
+
+    old, new, dirty, inside = plan("old", 0.1), plan("new", 1.0), plan("dirty", 0.9), plan("__transaction_state", 0.2)
+    due_since = {old.log: 1.0, dirty.log: 1.0, new.log: 2.0, inside.log: 3.0}
+    plans = [new, old, inside, dirty]
+    line = []
+    last = None
+    while plans:
+        chosen = next_in_line(plans, due_since, last)
+        assert chosen is not None
+        line.append(chosen.log.topic)
+        last = chosen.log
+        plans.remove(chosen)
+    assert line == ["__transaction_state", "dirty", "old", "new"]
+    assert next_in_line([inside, new], due_since, inside.log) is new, "internal topics starve no others"
+    assert next_in_line([inside], due_since, inside.log) is inside
+    assert next_in_line([], {}, None) is None
 
 
 def test_a_topic_that_is_not_compacted_is_let_alone() -> None:

@@ -8,7 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from broker.log.flush import GroupCommit
+from broker.log.config import LogConfig
+from broker.log.flush import Flushing, GroupCommit
 from raftlog.errors import StorageError
 from tests.support.log_driver import LogDriver
 from tests.support.memory_storage import Fault
@@ -131,3 +132,30 @@ async def test_logs_do_not_wait_for_each_other() -> None:
         assert done == [-1]
         gate.leave.release()
         await commit.close()
+
+
+async def test_segments_that_wait_for_a_flush_keep_few_files_open() -> None:
+    """With a large flush.messages they all waited, each with a descriptor."""
+    driver = LogDriver(config=LogConfig(segment_bytes=2_000, flush_messages=1_000_000))
+    driver.open()
+    driver.log.log_dir.unsynced_topic_ids |= {driver.log.topic_id}
+    assert driver.log.flush_messages > 1
+    with ThreadPoolExecutor(1) as pool:
+        commit = GroupCommit(pool)
+        flushing = Flushing(
+            driver.log,
+            commit,
+            driver.clock,
+            on_durable=lambda: None,
+            on_refused=unexpected,
+            on_broken=lambda log, error: unexpected(error),
+        )
+        flushed = 0
+        for _ in range(200):
+            driver.append(value_bytes=5)
+            before = driver.log.flushed_end_offset
+            assert flushing.appended(), "the records count at once, whether a flush is under way or not"
+            await commit.close()
+            assert driver.log._unflushed == []
+            flushed += driver.log.flushed_end_offset > before
+        assert flushed == driver.log.segment_count - 1 < 150, "a flush is for a segment, not for a batch"

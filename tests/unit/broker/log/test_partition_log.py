@@ -17,7 +17,7 @@ from broker.log import partition_log
 from broker.log.config import LogConfig
 from broker.log.partition_log import expired_segments
 from broker.log.producer_state import snapshot_name, snapshot_offsets
-from broker.log.segment import SegmentCache
+from broker.log.segment import Segment, SegmentCache
 from raftlog.errors import (
     CorruptRecordError,
     InvalidConfig,
@@ -1243,3 +1243,60 @@ def test_segments_that_go_in_the_middle_of_a_checkpoint_wait_for_the_next(monkey
     assert segments_on_disk(driver) == driver.log.segment_count
     driver.crash(Random(1))
     assert len(driver.log.producers) == 2
+
+
+# Many segments
+
+
+def test_a_roll_costs_the_same_however_many_segments_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list that was copied at each roll took 20,000 batches of a topic with tiny segments minutes on the loop."""
+    driver = opened(LogConfig(segment_bytes=100))
+    copied: list[int] = []
+    of = partition_log._Segments.of
+
+    def counted(segments: list[Segment]) -> partition_log._Segments:
+        copied.append(len(segments))
+        return of(segments)
+
+    monkeypatch.setattr(partition_log._Segments, "of", counted)
+    before = driver.log.segment_count
+    for _ in range(50):
+        driver.append()
+    assert driver.log.segment_count == before + 49
+    assert copied == []
+    driver.check()
+
+
+def test_a_flush_of_many_segments_compares_none_with_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = opened(LogConfig(segment_bytes=100))
+    for _ in range(200):
+        driver.append()
+    compared = 0
+
+    def equal(one: Segment, other: object) -> bool:
+        nonlocal compared
+        compared += 1
+        return one is other
+
+    monkeypatch.setattr(Segment, "__eq__", equal)
+    assert len(driver.log._unflushed) == 199
+    driver.flush()
+    assert driver.log._unflushed == []
+    assert len(driver.log.sealed_below(driver.log.log_end_offset).segments) == 199
+    assert compared < 200
+
+
+def test_a_segment_belongs_to_the_log_until_it_leaves() -> None:
+    driver = opened(LogConfig(segment_bytes=100))
+    for _ in range(5):
+        driver.append()
+    first, *_, last = driver.log.segments
+    assert driver.log.holds(first)
+    assert driver.log.holds(last)
+    driver.flush()
+    driver.truncate(3)
+    assert driver.log.holds(first)
+    assert not driver.log.holds(last)
+    driver.log.high_watermark = 3
+    driver.delete_records(2)
+    assert not driver.log.holds(first)

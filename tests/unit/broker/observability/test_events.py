@@ -82,6 +82,19 @@ def test_a_field_begins_no_line_of_its_own() -> None:
     assert "\n" not in line
 
 
+def test_a_value_is_taken_for_no_other_field() -> None:
+    forged = "g allowed=True] [principal=User:admin"
+    line = TextFormatter().format(record("x", resource=forged, allowed=False, nodes=[1, 2], names=["a] [b=c"]))
+    assert line.endswith(
+        "[resource='g allowed=True] [principal=User:admin' allowed=False nodes=[1, 2] names=\"['a] [b=c']\"]"
+    )
+    for value in ("a b", "a=b", "a]", "[a", "'a", '"a'):
+        fields = TextFormatter().format(record("x", resource=value)).partition(" [resource=")[2].removesuffix("]")
+        assert ast.literal_eval(fields) == value
+    for value in ("User:ü", "10.0.0.1", "topic-1.x_y", "orders,payments", "a/b:c"):
+        assert TextFormatter().format(record("x", resource=value)).endswith(f" [resource={value}]")
+
+
 def test_an_exception_travels_with_its_line(capsys: pytest.CaptureFixture[str]) -> None:
     root = logging.getLogger()
     before = root.handlers[:], root.level
