@@ -156,7 +156,7 @@ def _create(bootstrap: str, topic: str, create: bool, partitions: int | None, re
             raise typer.BadParameter("--partitions and --replication-factor are for --create")
         return
     with connect_admin(bootstrap) as admin, suppress(TopicAlreadyExists):
-        admin.create_topic(topic, partitions or 0, replication_factor or 0)
+        admin.create_topic(topic, partitions, replication_factor)
 
 
 def _settings(acks: Acks, more: Mapping[str, object], config: Sequence[str] | None) -> dict[str, str]:

@@ -85,7 +85,7 @@ def create(
     created = True
     with connect_admin(bootstrap) as admin:
         try:
-            admin.create_topic(topic, partitions or 0, replication_factor or 0, configs, replica_assignment=assignment)
+            admin.create_topic(topic, partitions, replication_factor, configs, replica_assignment=assignment)
             moving.warn_of_topics(admin, [topic])
         except TopicAlreadyExists:
             if not if_not_exists:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 import time
@@ -15,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import raftlog
+import raftlog.aio
 from raftlog._client import admin
 from raftlog.cli import client_config
 from raftlog.cli.partitions import moving
@@ -296,6 +298,25 @@ def test_refusals_are_counted_and_the_others_go_on(server: AdminServer, run: Run
 
 
 # topic create, topic describe: what the numbers mean
+
+
+def test_a_client_without_numbers_gets_the_servers_defaults() -> None:
+    with AdminServer(3, {"num.partitions": 3, "default.replication.factor": 2}) as other:
+        with raftlog.Admin(other.bootstrap) as admin:
+            made = admin.create_topic("plain")
+            assert made is not None
+            assert [len(part.replicas) for part in made.partitions] == [2, 2, 2]
+            one = admin.create_topic("one", 1, 1)
+            assert one is not None
+            assert [len(part.replicas) for part in one.partitions] == [1]
+
+        async def awaited() -> None:
+            async with raftlog.aio.Admin(other.bootstrap) as admin:
+                made = await admin.create_topic("awaited", replication_factor=3)
+                assert made is not None
+                assert [len(part.replicas) for part in made.partitions] == [3, 3, 3]
+
+        asyncio.run(awaited())
 
 
 def test_without_numbers_the_servers_defaults_count(monkeypatch: pytest.MonkeyPatch, run: Run) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import threading
 from contextlib import nullcontext
 from pathlib import Path
@@ -55,6 +56,17 @@ def test_a_console_that_is_asked_for_is_an_error(run: Run) -> None:
     ran = run("up", "--console")
     assert (ran.code, ran.out) == (1, "")
     assert NEEDED in ran.err
+
+
+def test_a_port_of_the_console_that_is_taken_is_an_error(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(servers, "missing_from", lambda extra: None)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        ran = run("up", "--console-port", str(port))
+    assert (ran.code, ran.out) == (1, "")
+    assert f"another process listens at 127.0.0.1:{port}; choose another --console-port" in ran.err
 
 
 class Slow(Ended):
