@@ -345,8 +345,8 @@ def _config_table(image: MetadataImage, resource: ConfigResource) -> ConfigDef:
         known = {CLUSTER_DEFAULT, *(str(broker_id) for broker_id in image.brokers)}
         if resource.name not in known:
             raise InvalidRequestError(
-                f"there is no broker {shown(resource.name)}; name a registered one, or none for the default of all "
-                "brokers"
+                f"there is no broker {shown(resource.name)}; name a registered one, or all: `default` in raftlog config, "
+                "an empty name in a client"
             )
         return DYNAMIC_BROKER_CONFIGS
     raise InvalidRequestError(f"config resource type {resource.type} is not known here")

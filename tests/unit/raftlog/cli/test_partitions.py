@@ -139,6 +139,18 @@ def test_a_topic_that_is_not_there_is_an_error(run: Run) -> None:
     assert "zzz" in ran.err
 
 
+def test_an_unknown_broker_of_a_setting_is_named_with_what_the_argument_takes(run: Run) -> None:
+    ran = run("config", "set", "broker", "7", "log.retention.ms=3d")
+    assert ran.code == 1
+    assert ran.err.startswith("error: there is no broker '7'; name a registered one, or all: `default` in raftlog config")
+
+
+def test_a_similar_name_is_named_once(server: AdminServer, run: Run) -> None:
+    server.propose(create_topic("readings", 4, 1, 1))
+    ran = run("topic", "describe", "reading")
+    assert ran.err == "error: there is no topic 'reading'; did you mean 'readings'? If not, create it first\n"
+
+
 def test_replicas_are_placed_by_hand(server: AdminServer, run: Run) -> None:
     assert run("topic", "create", "c", "--replica-assignment", "4:1,1:4,2:3").code == 0
     assert [server.partition("c", number).replicas for number in range(3)] == [(4, 1), (1, 4), (2, 3)]

@@ -15,7 +15,8 @@ from raftlog.cli import servers
 from tests.support.command_line import Run
 
 NEEDED = (
-    "the console needs the package starlette, which is not installed; install it with pip install 'raftlog[console]'"
+    "the console needs the package starlette, which is not installed; install it with pip install '.[console]' "
+    "in the checkout, or pip install 'raftlog[console] @ file:///WHEEL' of its wheel"
 )
 
 
