@@ -49,9 +49,7 @@ def create(
     topic: TopicArgument,
     partitions: Annotated[
         int | None,
-        typer.Option(
-            "--partitions", "-p", min=1, help="Number of partitions; by default num.partitions of the server."
-        ),
+        typer.Option("--partitions", "-p", min=1, help="Number of partitions; by default the server's num.partitions."),
     ] = None,
     replication_factor: Annotated[
         int | None,
