@@ -93,8 +93,8 @@ class Admin(Client[AdminEngine]):
     def create_topic(
         self,
         name: str,
-        partitions: int = 1,
-        replication_factor: int = 1,
+        partitions: int | None = None,
+        replication_factor: int | None = None,
         configs: Mapping[str, Any] | None = None,
         *,
         replica_assignment: Sequence[Sequence[int]] | None = None,
@@ -103,9 +103,9 @@ class Admin(Client[AdminEngine]):
     ) -> TopicDescription | None:
         """Create a topic and return its description once brokers know it; None with `validate_only`.
 
+        A number that is not given, or 0, is the broker's: `num.partitions` or `default.replication.factor`.
         `replica_assignment` lists the brokers of each partition, the preferred leader first, instead of the numbers of
-        partitions and replicas. Without it the least loaded brokers get the replicas, spread over racks. 0 partitions
-        or replicas mean the brokers' `num.partitions` and `default.replication.factor`.
+        partitions and replicas. Without it the least loaded brokers get the replicas, spread over racks.
 
         >>> with Admin(cluster.bootstrap) as admin:
         ...     admin.create_topic("payments")
@@ -119,7 +119,13 @@ class Admin(Client[AdminEngine]):
         """
         return self._thread.run(
             self._engine.create_topic(
-                name, partitions, replication_factor, configs or {}, replica_assignment, validate_only, timeout
+                name,
+                partitions or 0,
+                replication_factor or 0,
+                configs or {},
+                replica_assignment,
+                validate_only,
+                timeout,
             )
         )
 

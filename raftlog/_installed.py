@@ -4,7 +4,7 @@ The server (`broker`, `raftmeta`, `replication`) is an application. A wheel carr
 checkout it lies beside `raftlog`; either way it runs as a process of its own with that directory first on its path
 and without the working directory on it (`-P`), so that a user's own `broker.py` neither breaks it nor is broken.
 
-`pip install raftlog` installs what the clients need; server and command line need extras (ADR 0005).
+`pip install .` installs what the clients need; server and command line need extras (ADR 0005).
 """
 
 from __future__ import annotations
@@ -105,10 +105,13 @@ def is_of(error: ModuleNotFoundError, extra: str) -> bool:
 
 def needs(what: str, package: str | None, *extras: str) -> str:
     """Return the message that `what` needs a package, and how to install it."""
-    return (
-        f"{what} needs the package {package}, which is not installed; install it with pip install "
-        f"'raftlog[{','.join(extras)}]', or in a checkout with pip install '.[{','.join(extras)}]'"
-    )
+    return f"{what} needs the package {package}, which is not installed; install it with {install(*extras)}"
+
+
+def install(*extras: str) -> str:
+    """Return the commands that install extras: raftlog is on no index, so from a checkout or a wheel."""
+    named = ",".join(extras)
+    return f"pip install '.[{named}]' in the checkout, or pip install 'raftlog[{named}] @ file:///WHEEL' of its wheel"
 
 
 # The memory of a process

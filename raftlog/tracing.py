@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from raftlog._installed import install
 from raftlog.types import Record
 
 try:
@@ -28,7 +29,7 @@ except ModuleNotFoundError as error:
     if not (error.name or "").startswith("opentelemetry"):
         raise
     raise ModuleNotFoundError(
-        f"raftlog.tracing needs OpenTelemetry ({error}); install it with pip install 'raftlog[otel]'", name=error.name
+        f"raftlog.tracing needs OpenTelemetry ({error}); install it with {install('otel')}", name=error.name
     ) from None
 
 __all__ = ["context_of", "link_of", "process"]

@@ -118,7 +118,7 @@ def some_role(value: Value) -> str | None:
 
 
 def no_auto_create(value: Value) -> str | None:
-    return "topics are not created automatically yet; create them with the admin API" if value else None
+    return "brokers never create topics by themselves; create them with the admin API" if value else None
 
 
 REQUEST_OVERHEAD_BYTES: Final = 64 << 10

@@ -261,7 +261,7 @@ class BrokerConfig(Settings):
     auto_create_topics_enable = switch(
         False,
         check=no_auto_create,
-        doc="Whether a topic is created when a client first asks for it.",
+        doc="Only false: brokers never create a topic because a client asks for it.",
     )
     max_partitions_per_topic = integer(
         MAX_PARTITIONS_PER_TOPIC,

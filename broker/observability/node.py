@@ -26,6 +26,7 @@ from broker.net.listeners import why_not
 from broker.observability.counters import Counters
 from broker.observability.event_loop import LoopLagMonitor
 from broker.observability.health import Answer, Health
+from raftlog._installed import install
 from raftlog.errors import BrokerUnavailable, InvalidConfig
 from raftlog.v1.records_pb2 import MetadataCommand
 from raftmeta.decide import CommandResult
@@ -237,7 +238,7 @@ def tracing_of(config: BrokerConfig) -> NodeTracing | None:
             raise
         raise InvalidConfig(
             f"tracing.exporter={config.tracing_exporter}: OpenTelemetry is not installed ({error}); install it with "
-            "pip install 'raftlog[otel]', or remove tracing.exporter from the configuration"
+            f"{install('otel')}; or remove tracing.exporter from the configuration"
         ) from None
 
 

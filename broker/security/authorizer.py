@@ -39,7 +39,6 @@ _ERRORS: Final[dict[int, type[AuthorizationError]]] = {
 }
 _IMPLIED: Final = {
     Wire.TOPIC: "to consume or produce, add Read or Write instead, which imply Describe",
-    Wire.GROUP: "to consume in the group, add Read instead, which implies Describe",
     Wire.TRANSACTIONAL_ID: "to produce with it, add Write instead, which implies Describe",
 }
 """What a caller that lacks Describe will need next, as a rule: its clients ask for Describe first."""
@@ -151,7 +150,12 @@ class AclAuthorizer:
         )
         if resource == Wire.TOPIC and name.startswith(INTERNAL_PREFIX):
             return f"the topic is internal, and only super users may read or change it; to describe it: {allow}"
-        return f"{allow}; {_IMPLIED[resource]}" if operation == Wire.DESCRIBE and resource in _IMPLIED else allow
+        if operation != Wire.DESCRIBE:
+            return allow
+        if resource == Wire.GROUP:  # a consumer's first request needs Describe, and its next one Read
+            read = f"raftlog acl add --allow-principal {quote(principal)} --operation Read {_option(resource, name)}"
+            return f"{read}; Describe is enough for commands that only show the group"
+        return f"{allow}; {_IMPLIED[resource]}" if resource in _IMPLIED else allow
 
     def _decide(self, question: _Question) -> bool:
         everyone = self._everyone_if_none

@@ -193,7 +193,7 @@ class GroupSession:
             self.membership.closed()
             if not self._left():
                 self.membership.on_error(error)
-                level = logging.WARNING if self.membership.error is not None else logging.DEBUG
+                level = logging.INFO if self.membership.error is not None else logging.DEBUG  # the next call raises it
                 logger.log(level, "group %s: session (%s) ended: %s", group_id, state.value, error)
             self._on_change()
             self.tick()

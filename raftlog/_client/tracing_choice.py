@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from raftlog._client.options import ConsumerOptions, ProducerOptions
 from raftlog._core.traceparent import TRACEPARENT, Traceparent
+from raftlog._installed import install
 from raftlog.errors import InvalidConfig
 
 if TYPE_CHECKING:
@@ -60,6 +61,6 @@ def _not_installed(error: ModuleNotFoundError) -> Exception:
     if not (error.name or "").startswith("opentelemetry"):
         return error
     return InvalidConfig(
-        f"tracing=true: OpenTelemetry is not installed ({error}); install it with pip install 'raftlog[otel]', or "
+        f"tracing=true: OpenTelemetry is not installed ({error}); install it with {install('otel')}; or "
         "leave tracing out"
     )

@@ -47,6 +47,10 @@ class Finding(NamedTuple):
     remedy: str
 
 
+_WORDS = {"hanging": "hanging transactions"}
+"""Parts of a picture whose name is no word."""
+
+
 class Unanswered(NamedTuple):
     """A question without an answer; `part` is the field of `Picture` that is missing or incomplete because of it.
 
@@ -59,12 +63,17 @@ class Unanswered(NamedTuple):
     why: str
     refused: bool = False
 
+    @property
+    def words(self) -> str:
+        """What `part` holds, in words."""
+        return _WORDS.get(self.part, self.part)
+
     def __str__(self) -> str:
         match self.who:
             case "all":
-                return f"{self.part}: {self.why}"
+                return f"{self.words}: {self.why}"
             case "some":
-                return f"some of the {self.part}: {self.why}"
+                return f"some of the {self.words}: {self.why}"
             case _:
                 return f"{self.who}: {self.why}"
 

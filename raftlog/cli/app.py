@@ -7,14 +7,18 @@ Exit codes: 0 success, or the reader of the output closed it; 1 an error, named 
 from __future__ import annotations
 
 import errno
+import inspect
 import io
 import os
 import sys
+from collections.abc import Sequence
 from importlib import import_module
-from typing import Annotated, Final, NoReturn
+from typing import Annotated, Any, Final, NoReturn
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 from typer.exceptions import TyperException
+from typer.main import get_command
 
 from raftlog import __version__
 from raftlog.cli import client_config
@@ -66,6 +70,57 @@ _COMMANDS: Final = {
 """Where each command is, in the order of the help."""
 
 
+class _Page:
+    """A help page that fits into 80 columns, without types for flags, not even for those that Typer adds (--help)."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print the page, as the base class does, with one space between its columns instead of two."""
+        from typer import rich_utils  # takes time and memory, and only a page needs it
+
+        rich_utils.STYLE_OPTIONS_TABLE_PADDING = (0, 1, 0, 0)  # type: ignore[assignment] # Rich takes these four, too
+        super().format_help(ctx, formatter)  # type: ignore[misc] # of a command
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the parameters, as the base class does."""
+        found: list[Any] = super().get_params(ctx)  # type: ignore[misc] # of a command
+        for each in found:
+            if getattr(each, "is_flag", False) and each.metavar is None:
+                each.metavar = ""
+        return found
+
+
+class _Command(_Page, TyperCommand):
+    """A command."""
+
+
+class _Group(_Page, TyperGroup):
+    """A command with subcommands."""
+
+
+def _finish(app: typer.Typer) -> None:
+    """Give all commands below `app` such pages, with paragraphs that the terminal wraps, not the source."""
+    for command in app.registered_commands:
+        command.cls = _Command
+        text = inspect.cleandoc(command.help or getattr(command.callback, "__doc__", None) or "")
+        command.help = "\n\n".join(" ".join(each.split("\n")) for each in text.split("\n\n"))
+    for group in app.registered_groups:
+        group.cls = _Group
+        if group.typer_instance is not None:
+            _finish(group.typer_instance)
+
+
+def _path_of(arguments: Sequence[str]) -> str:
+    """Return the command that these arguments begin with: `raftlog group reset-offsets`."""
+    command: Any = get_command(tree(arguments[0] if arguments else None))
+    path = ["raftlog"]
+    for each in arguments:
+        command = getattr(command, "commands", {}).get(each)
+        if command is None:
+            break
+        path.append(each)
+    return " ".join(path)
+
+
 def tree(name: str | None = None) -> typer.Typer:
     """Return all commands, or only the one of that name if there is one.
 
@@ -77,6 +132,7 @@ def tree(name: str | None = None) -> typer.Typer:
         no_args_is_help=True,
         pretty_exceptions_enable=False,
         rich_markup_mode="rich",
+        cls=_Group,
         help="A replicated log: topics, records, clusters.\n\n"
         "Start with [bold]raftlog up[/bold] in one terminal, then in another:\n\n"
         "  raftlog topic create events --partitions 3\n\n"
@@ -92,6 +148,7 @@ def tree(name: str | None = None) -> typer.Typer:
         else:
             app.command(each)(command)
     client_config.add_to(app)
+    _finish(app)
     return app
 
 
@@ -126,7 +183,7 @@ def main() -> NoReturn:
         message = _plain(error.format_message())
         if message:  # empty: a group without a command, and its help is printed
             context = getattr(error, "ctx", None)
-            command = context.command_path if context is not None else "raftlog"
+            command = context.command_path if context is not None else _path_of(sys.argv[1:])
             if command == "raftlog" and message.startswith("No such option"):
                 message = (
                     f"There is no option {sys.argv[1].partition('=')[0]} before a command; write it after the command"

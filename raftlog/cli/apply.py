@@ -45,7 +45,7 @@ from raftlog.cli.partitions import moving
 from raftlog.cli.security import acls, users
 from raftlog.cli.security.users import LEAST_ITERATIONS, MOST_ITERATIONS
 from raftlog.config import parse_duration_ms, parse_size_bytes
-from raftlog.errors import AuthorizationError, InvalidConfig, RaftlogError
+from raftlog.errors import AuthorizationError, InvalidConfig, RaftlogError, SecurityDisabled
 from raftlog.security import (
     CLUSTER_NAME,
     DEFAULT_ITERATIONS,
@@ -423,8 +423,17 @@ def make(admin: raftlog.Admin, wanted: Wanted, *, set_passwords: bool, prune_acl
     """
     admin.describe_cluster(linearizable=True)  # the next answers include every acknowledged change
     steps: list[Step] = []
+    mistakes: list[str] = []
     if wanted.topics:
-        steps += _topics(admin, wanted.topics)
+        steps += _topics(admin, wanted.topics, mistakes)
+    there: set[AclBinding] = set()
+    if wanted.acls or (wanted.acls is not None and prune_acls):
+        try:
+            there = set(admin.describe_acls())
+        except SecurityDisabled as error:
+            mistakes.append(f"acls: {error}")
+    if mistakes:
+        raise FileMistakes(mistakes)
     if wanted.users:
         known = admin.describe_users()
         steps += [
@@ -432,8 +441,7 @@ def make(admin: raftlog.Admin, wanted: Wanted, *, set_passwords: bool, prune_acl
             for user in wanted.users
         ]
     pruned: list[AclBinding] = []
-    if wanted.acls or (wanted.acls is not None and prune_acls):
-        there = set(admin.describe_acls())
+    if wanted.acls is not None:
         steps += _permissions(admin, wanted.acls, there)
         pruned = acls.in_order(there.difference(wanted.acls)) if prune_acls else []
     if pruned:
@@ -441,10 +449,10 @@ def make(admin: raftlog.Admin, wanted: Wanted, *, set_passwords: bool, prune_acl
     return Plan(steps, pruned)
 
 
-def _topics(admin: raftlog.Admin, wanted: Sequence[WantedTopic]) -> list[Step]:
+def _topics(admin: raftlog.Admin, wanted: Sequence[WantedTopic], mistakes: list[str]) -> list[Step]:
+    """Return the steps for topics, without those that brokers would refuse: `mistakes` receives these."""
     there = {topic.name: topic for topic in admin.describe_topics()}
     steps: list[Step] = []
-    refused: list[str] = []
     for each in wanted:
         found = there.get(each.name)
         try:
@@ -452,9 +460,7 @@ def _topics(admin: raftlog.Admin, wanted: Sequence[WantedTopic]) -> list[Step]:
         except RaftlogError as error:
             if error.retriable or isinstance(error, AuthorizationError):  # not a mistake in the file
                 raise
-            refused.append(f"{each.place}: {error}")
-    if refused:
-        raise FileMistakes(refused)
+            mistakes.append(f"{each.place}: {error}")
     return steps
 
 

@@ -158,7 +158,8 @@ def _with_option(command: Callable[..., Any]) -> Callable[..., Any]:
             try:
                 return command(*arguments, **options)
             except (UnknownTopicOrPartition, GroupIdNotFound) as error:
-                raise type(error)(f"{error}{_guess(error, options)}") from None
+                hinted = "did you mean" in str(error)  # by a broker
+                raise type(error)(f"{error}{'' if hinted else _guess(error, options)}") from None
 
     signature = inspect.signature(command, eval_str=True)
     more = inspect.Parameter(_PARAMETER, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=ClientConfigOption)

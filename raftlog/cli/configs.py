@@ -36,7 +36,9 @@ class Resource(StrEnum):
     BROKER_LOGGER = "broker-logger"
 
 
-ResourceArgument = Annotated[Resource, typer.Argument(metavar="topic|broker|broker-logger", show_default=False)]
+ResourceArgument = Annotated[
+    Resource, typer.Argument(metavar="topic|broker|broker-logger", show_default=False, show_choices=False)
+]
 NameArgument = Annotated[
     str,
     typer.Argument(

@@ -27,7 +27,7 @@ from raftlog._doctor import collect as collecting
 from raftlog._doctor.checks import CHECKS
 from raftlog._doctor.checks.permissions import NOT_ALL_SEEN
 from raftlog._doctor.collect import INTERVAL_S, PATIENCE_S
-from raftlog._doctor.picture import SEVERITIES, Finding, Picture
+from raftlog._doctor.picture import SEVERITIES, Finding, Picture, Unanswered
 from raftlog._doctor.report import Report, examine
 from raftlog.cli.client_config import connect_admin
 from raftlog.cli.output import (
@@ -316,8 +316,9 @@ def told(report: Report, picture: Picture, columns: int, *, named: int = NAMED, 
         yield from _wrapped("skipped", f"{names}: {why}", columns)
     told_of = any(found.check == NOT_ALL_SEEN for found in report.findings)
     unknown = [each for each in report.unanswered if not (each.refused and told_of)]
-    for unanswered in unknown:
-        yield from _wrapped("refused" if unanswered.refused else "unknown", str(unanswered), columns)
+    for label, text, reasons in _gaps(unknown):
+        yield from _wrapped(label, text, columns)
+        yield from _places(reasons, columns, named, more)
     if skipped or unknown:
         yield ""
     yield _summary(report, picture)
@@ -325,9 +326,31 @@ def told(report: Report, picture: Picture, columns: int, *, named: int = NAMED, 
 
 def _finding(found: Finding, columns: int, named: int, more: str) -> Iterator[str]:
     yield from _wrapped(found.severity, f"{found.check}: {found.what}", columns)
-    for number, place in enumerate(_some(found.where, named, more)):
-        yield from _wrapped("  where" if number == 0 else "", place, columns)
+    yield from _places(found.where, columns, named, more)
     yield from _wrapped("  do", found.remedy, columns)
+
+
+def _places(where: Sequence[str], columns: int, named: int, more: str) -> Iterator[str]:
+    for number, place in enumerate(_some(where, named, more)):
+        yield from _wrapped("  where" if number == 0 else "", place, columns)
+
+
+def _gaps(unanswered: Sequence[Unanswered]) -> Iterator[tuple[str, str, list[str]]]:
+    """Yield the label and the text of each question without an answer; those that left gaps in one list are one, with
+    their reasons."""
+    groups: dict[tuple[object, ...], list[Unanswered]] = {}
+    for each in unanswered:
+        groups.setdefault((each.part, each.refused) if each.who == "some" else (each,), []).append(each)
+    for alike in groups.values():
+        label = "refused" if alike[0].refused else "unknown"
+        if len(alike) == 1:
+            yield label, str(alike[0]), []
+        else:
+            yield (
+                label,
+                f"some of the {alike[0].words}: {len(alike)} questions have no answer",
+                [each.why for each in alike],
+            )
 
 
 def _some(where: Sequence[str], named: int, more: str) -> Iterator[str]:

@@ -14,7 +14,7 @@ import string
 import time
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from enum import StrEnum
 from typing import Annotated, Any, Final
 
@@ -40,6 +40,7 @@ _TELL_EVERY_S: Final = 5.0
 _SAMPLES: Final = 50_000
 """How many latencies of a run are measured at most: a callback for each record would slow the producer down."""
 _FLUSH_S: Final = 60.0
+_INTERRUPTED_FLUSH_S: Final = 5.0
 _ARRIVAL_S: Final = 30.0
 """How long one record may take from end to end."""
 _POLL_S: Final = 0.2
@@ -156,7 +157,7 @@ def _create(bootstrap: str, topic: str, create: bool, partitions: int | None, re
             raise typer.BadParameter("--partitions and --replication-factor are for --create")
         return
     with connect_admin(bootstrap) as admin, suppress(TopicAlreadyExists):
-        admin.create_topic(topic, partitions or 0, replication_factor or 0)
+        admin.create_topic(topic, partitions, replication_factor)
 
 
 def _settings(acks: Acks, more: Mapping[str, object], config: Sequence[str] | None) -> dict[str, str]:
@@ -211,18 +212,20 @@ def produce(
         producer.send_batch(topic, [])  # sends nothing, but fails for an unknown topic
         began = now = time.perf_counter()
         paced, told = Paced(rate), _Told(began)
-        while sent < records and now - began < seconds:
-            paced.wait(sent)
-            delivery = producer.send(topic, values[sent % _PAYLOADS])
-            if sent % step == 0:
-                now = time.perf_counter()
-                delivery.add_done_callback(_timer(now, times_s))
-                told.look(now, sent, sent * record_size, times_s)
-            sent += 1
+        with _until_interrupted() as interrupted:
+            while sent < records and now - began < seconds:
+                paced.wait(sent)
+                delivery = producer.send(topic, values[sent % _PAYLOADS])
+                if sent % step == 0:
+                    now = time.perf_counter()
+                    delivery.add_done_callback(_timer(now, times_s))
+                    told.look(now, sent, sent * record_size, times_s)
+                sent += 1
+        flush_s = _INTERRUPTED_FLUSH_S if interrupted else _FLUSH_S
         try:
-            producer.flush(_FLUSH_S)
+            producer.flush(flush_s)
         except TimeoutError:
-            print_note(f"not all records were acknowledged within {_FLUSH_S:g} s after the last one")
+            print_note(f"not all records were acknowledged within {flush_s:g} s after the last one")
             producer.close(timeout=0)
         took = time.perf_counter() - began
         counts = producer.metrics()["producer-metrics"]
@@ -233,8 +236,20 @@ def produce(
         "failed": sent - acknowledged,
     }
     _show(topic, result, (*_RATES, *_LATENCIES, "failed"), output)
+    if interrupted:
+        raise KeyboardInterrupt
     if acknowledged < sent:
         raise typer.Exit(1)
+
+
+@contextmanager
+def _until_interrupted() -> Iterator[list[bool]]:
+    """Let Ctrl-C end the block; the list has an entry if it did. The caller prints the results so far."""
+    interrupted: list[bool] = []
+    try:
+        yield interrupted
+    except KeyboardInterrupt:
+        interrupted.append(True)
 
 
 def _timer(began: float, times_s: array[float]) -> Callable[[raftlog.Delivery], None]:
@@ -274,32 +289,38 @@ def consume(
         got = data_bytes = 0
         first = last = began
         told = _Told(began)
-        for count, size in _polls(consumer, reading):
-            now = time.perf_counter()
-            if count and not got:
-                first = now
-            got, data_bytes = got + count, data_bytes + size
-            last = now if count else last
-            told.look(now, got, data_bytes, ())
-            if got >= records or now - began >= seconds or (not count and _at_ends(consumer, ends)):
-                break
+        with _until_interrupted() as interrupted:
+            for count, size in _polls(consumer, reading, records):
+                now = time.perf_counter()
+                if count and not got:
+                    first = now
+                got, data_bytes = got + count, data_bytes + size
+                last = now if count else last
+                told.look(now, got, data_bytes, ())
+                if got >= records or now - began >= seconds or (not count and _at_ends(consumer, ends)):
+                    break
         whole = last - began
     result = {**rates(got, data_bytes, whole), "first_record_ms": round((first - began) * 1000, 1)}
     _show(topic, result, (*_RATES, "first_record_ms"), output)
+    if interrupted:
+        raise KeyboardInterrupt
 
 
-def _polls(consumer: raftlog.Consumer, reading: Reading) -> Iterator[tuple[int, int]]:
-    """Yield the number of records of each poll, and the bytes of their keys and values."""
+def _polls(consumer: raftlog.Consumer, reading: Reading, records: int) -> Iterator[tuple[int, int]]:
+    """Yield the number of records of each poll, `records` in all, and the bytes of their keys and values."""
     import pyarrow.compute as pc
 
-    while True:
+    left = records
+    while left > 0:
         if reading is Reading.ARROW:
-            table = consumer.poll_arrow(_POLL_S)
+            table = consumer.poll_arrow(_POLL_S, left)
             sizes = (pc.sum(pc.binary_length(table.column(name))).as_py() or 0 for name in ("key", "value"))
-            yield table.num_rows, sum(sizes)
+            count, size = table.num_rows, sum(sizes)
         else:
-            found = consumer.poll(_POLL_S)
-            yield len(found), sum(len(each.value or b"") + len(each.key or b"") for each in found)
+            found = consumer.poll(_POLL_S)[:left]
+            count, size = len(found), sum(len(each.value or b"") + len(each.key or b"") for each in found)
+        left -= count
+        yield count, size
 
 
 def _at_ends(consumer: raftlog.Consumer, ends: Mapping[raftlog.TopicPartition, int]) -> bool:
@@ -342,22 +363,25 @@ def end_to_end(
         run = random.SystemRandom().randrange(1 << 32)
         began = time.perf_counter()
         told = _Told(began)
-        for number in range(warm_up + records):
-            value = run.to_bytes(4) + number.to_bytes(4) + tail
-            sent = time.perf_counter()
-            if sent - began >= seconds and times_s:
-                break
-            delivery = producer.send(topic, value, partition=parts[number % len(parts)].partition)
-            _await(consumer, value, sent + _ARRIVAL_S)
-            if number == warm_up:
-                began = sent
-            if number >= warm_up:
-                times_s.append(time.perf_counter() - sent)
-                told.look(time.perf_counter(), len(times_s), len(times_s) * record_size, times_s)
-            delivery.result(_ARRIVAL_S)
+        with _until_interrupted() as interrupted:
+            for number in range(warm_up + records):
+                value = run.to_bytes(4) + number.to_bytes(4) + tail
+                sent = time.perf_counter()
+                if sent - began >= seconds and times_s:
+                    break
+                delivery = producer.send(topic, value, partition=parts[number % len(parts)].partition)
+                _await(consumer, value, sent + _ARRIVAL_S)
+                if number == warm_up:
+                    began = sent
+                if number >= warm_up:
+                    times_s.append(time.perf_counter() - sent)
+                    told.look(time.perf_counter(), len(times_s), len(times_s) * record_size, times_s)
+                delivery.result(_ARRIVAL_S)
         took = time.perf_counter() - began
     result = {**rates(len(times_s), len(times_s) * record_size, took), **latencies(times_s)}
     _show(topic, result, (*_RATES[:3], *_LATENCIES), output)
+    if interrupted:
+        raise KeyboardInterrupt
 
 
 def _await(consumer: raftlog.Consumer, value: bytes, until: float) -> None:

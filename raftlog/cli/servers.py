@@ -89,7 +89,7 @@ def up(
             min=0,
             max=65535,
             show_default=False,
-            help="Port of the console; by default 8080, or a free one if that is taken. 0 picks a free one.",
+            help="Port of the console, 0 for a free one; by default 8080, or a free one if that is taken.",
         ),
     ] = None,
     with_console: Annotated[
@@ -112,6 +112,8 @@ def up(
     no_console = None if package is None else needs("the console", package, "console")
     if with_console and no_console is not None:
         raise InvalidConfig(no_console)
+    if console_port and with_console is not False and no_console is None and (taken := _taken([console_port])):
+        raise ServerFailed(f"another process listens at {taken}; choose another --console-port, or 0 for a free one")
     stop = Alarm()
     starting = True
 
@@ -292,7 +294,7 @@ def _console_beside(bootstrap: str, port: int | None) -> Iterator[str]:
 
     `port`: None: 8080, or a free one if that is taken. The address answers some moments later.
     """
-    chosen = _free(CONSOLE_PORT) if port is None else _free(port)
+    chosen = port or _free(CONSOLE_PORT if port is None else 0)
     command = dependent_command("raftlog", "console", "--port", str(chosen), "--bootstrap", bootstrap)
     with subprocess.Popen(  # in a process group of its own, so that Ctrl-C reaches only the process that ends it
         command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, process_group=0

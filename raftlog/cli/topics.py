@@ -49,9 +49,7 @@ def create(
     topic: TopicArgument,
     partitions: Annotated[
         int | None,
-        typer.Option(
-            "--partitions", "-p", min=1, help="Number of partitions; by default num.partitions of the server."
-        ),
+        typer.Option("--partitions", "-p", min=1, help="Number of partitions; by default the server's num.partitions."),
     ] = None,
     replication_factor: Annotated[
         int | None,
@@ -85,7 +83,7 @@ def create(
     created = True
     with connect_admin(bootstrap) as admin:
         try:
-            admin.create_topic(topic, partitions or 0, replication_factor or 0, configs, replica_assignment=assignment)
+            admin.create_topic(topic, partitions, replication_factor, configs, replica_assignment=assignment)
             moving.warn_of_topics(admin, [topic])
         except TopicAlreadyExists:
             if not if_not_exists:

@@ -484,7 +484,7 @@ def find_hanging(
         typer.Option(
             "--max-transaction-timeout",
             metavar="DURATION",
-            help="transaction.max.timeout.ms of the brokers: only transactions open for longer are checked.",
+            help="Only transactions open for longer are checked: the brokers' longest timeout.",
         ),
     ] = "15m",
     bootstrap: BootstrapOption = BOOTSTRAP_DEFAULT,

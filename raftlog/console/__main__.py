@@ -36,14 +36,17 @@ def become(settings: Settings, host: str, port: int, certificate: str | None, ke
 
 
 def main(told: Mapping[str, Any]) -> int:
-    """Serve a console until a signal; return the exit code."""
+    """Serve a console until a signal; return the exit code: 0 after Ctrl-C, as that of `raftlog up`."""
     keep_memory_small()
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s: %(message)s")
     logging.getLogger("raftlog.console.audit").setLevel(logging.INFO)
     settings = Settings(**{**told["settings"], "hosts": tuple(told["settings"]["hosts"])})
     server = Server(settings, told["host"], told["port"], told["certificate"], told["key"])
     server.announce = lambda url: print(f"the console is at {url}; Ctrl-C stops it", flush=True)
-    server.run()
+    try:
+        server.run()
+    except KeyboardInterrupt:  # uvicorn raises the signal again once the server has stopped
+        return 0
     return 0 if server.started else 1
 
 

@@ -111,13 +111,14 @@ def overview(look: Look) -> Page:
     """Health, throughput, lag, ISR and quorum at a glance."""
     view = look.view
     cluster, topics, quorum, groups = view.cluster(), view.topics(), view.quorum(), view.groups()
-    log_end = view.log_end()
+    appended = view.records_appended()
     health = topics.value.health if topics.value is not None else None
     rate = None
-    if log_end.value is not None and log_end.error is None and health is not None and not health.leaderless:
-        rate = view.note_total("records", log_end.value)
-    listed = [each for each in groups.value or () if each.state != "empty"][:MOST_GROUPS_OF_OVERVIEW]
+    if appended.value is not None and appended.error is None:
+        rate = view.note_total("records", appended.value)
+    listed = sorted(groups.value or (), key=lambda each: each.state == "empty")[:MOST_GROUPS_OF_OVERVIEW]
     lags = {group: lag_of(found) for group, found in view.lags(each.group_id for each in listed).items()}
+    report = view.doctor()
     if lags:
         view.note("lag", sum(each.records for each in lags.values()))
     return Page(
@@ -130,14 +131,15 @@ def overview(look: Look) -> Page:
             "rate": rate,
             "lags": sorted(lags.items(), key=lambda each: -each[1].records)[:8],
             "groups": groups.value,
-            "with_members": listed,
-            "report": view.doctor(),
+            "without_members": {each.group_id for each in listed if each.state == "empty"},
+            "report": report,
+            "report_s": view.age_s(report),
             "plots": [
                 ("records", "Records per second", view.plot("records")),
                 ("lag", "Lag of groups, in records", view.plot("lag")),
             ],
         },
-        [cluster, topics, quorum, log_end, groups],
+        [cluster, topics, quorum, appended, groups],
     )
 
 

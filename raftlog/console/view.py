@@ -62,6 +62,8 @@ AHEAD_S: Final = 10.0
 """How long after that a page still shows the last answer at once, while the next one is asked for."""
 SELDOM_S: Final = 15.0
 """The same for requests that cost brokers more: sizes of logs, the doctor."""
+OLDEST_REPORT_S: Final = 60.0
+"""The oldest examination that a page still shows: with its remedies it must be of the cluster as it is."""
 RARELY_S: Final = 60.0
 """The same for a user's permissions for a resource: brokers check these in any case."""
 SHARE: Final = 10.0
@@ -249,6 +251,8 @@ class View:
         self._room = threading.Semaphore(MOST_SEARCHES)
         self._plots: dict[str, deque[Point]] = {}
         self._totals: dict[str, tuple[float, int]] = {}
+        self._log_ends: dict[TopicPartition, int] = {}
+        self._appended = 0
         self._epochs: deque[tuple[int, int, int]] = deque(maxlen=HISTORY)
         self._closed = False
         self.rebalance: Rebalance | None = None
@@ -276,7 +280,15 @@ class View:
 
     def prepare(self) -> None:
         """Ask for what takes longest beside the first page."""
-        for question in (self.cluster, self.topics, self.sizes, self.log_end, self.groups, self.quorum, self.audited):
+        for question in (
+            self.cluster,
+            self.topics,
+            self.sizes,
+            self.records_appended,
+            self.groups,
+            self.quorum,
+            self.audited,
+        ):
             self._pool.submit(question)
 
     # Questions
@@ -484,13 +496,22 @@ class View:
         """Ask leaders for the offsets of a topic's partitions; leaders that do not answer are left out."""
         return self.ask(f"replicas {topic}", lambda: self.admin.describe_replicas([topic], silent={}), ahead=True)
 
-    def log_end(self) -> Answer[int]:
-        """Ask leaders for the sum of the log end offsets of all topics that are not internal."""
+    def records_appended(self) -> Answer[int]:
+        """Ask leaders how many records were appended since the first answer, to topics that are not internal.
+
+        A partition counts from its second answer in a row: those of a leader that is lost and found are not a jump.
+        """
 
         def question() -> int:
             with self._large:
-                found = self.admin.describe_replicas(None, silent={})
-                return sum(part.log_end_offset for part in found.values() if not part.topic.startswith("__"))
+                silent: dict[int, RaftlogError] = {}
+                found = self.admin.describe_replicas(None, silent=silent)
+            if silent and not found:
+                raise next(iter(silent.values()))
+            ends = {key: part.log_end_offset for key, part in found.items() if not part.topic.startswith("__")}
+            before, self._log_ends = self._log_ends, ends
+            self._appended += sum(max(0, end - before.get(key, end)) for key, end in ends.items())
+            return self._appended
 
         return self.ask("log end", question, ahead=True)
 
@@ -541,9 +562,13 @@ class View:
         return self.ask("hanging", question, SELDOM_S, ahead=True)
 
     def doctor(self) -> Answer[Report]:
-        """Return the last examination of the cluster; a new one, if it is due, goes on beside the page."""
+        """Return the last examination of the cluster, if it is younger than `OLDEST_REPORT_S`.
+
+        A new one, if it is due, goes on beside the page.
+        """
         with self.hurry(0):
-            return self.ask("doctor", self._examined, SELDOM_S, ahead=True)
+            last = self.ask("doctor", self._examined, SELDOM_S, ahead=True)
+        return replace(last, value=None) if self.age_s(last) > OLDEST_REPORT_S else last
 
     def _examined(self) -> Report:
         with self._large:

@@ -1,6 +1,6 @@
 """A CA and certificates for the nodes and clients of a test cluster on loopback. Not for any other use.
 
-Only this module needs the package `cryptography`: `pip install 'raftlog[testing]'`.
+Only this module needs the package `cryptography`: `pip install '.[testing]'`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from raftlog._installed import needs
 from raftlog.errors import InvalidConfig
 
 CA_FILE: Final = "ca.pem"
@@ -92,10 +93,7 @@ def _cryptography() -> Any:
     try:
         import cryptography.x509
     except ImportError:
-        raise InvalidConfig(
-            "a test cluster with TLS needs the package cryptography for its certificates, which is not installed; "
-            "pip install 'raftlog[testing]'"
-        ) from None
+        raise InvalidConfig(needs("a test cluster with TLS", "cryptography", "testing")) from None
     return cryptography.x509
 
 

@@ -13,7 +13,8 @@ from types import TracebackType
 from typing import Any, TypeVar, Unpack
 
 from raftlog._admin import Admin
-from raftlog.errors import InvalidConfig, RaftlogError
+from raftlog._core.words import counted
+from raftlog.errors import InvalidConfig, RaftlogError, UnknownTopicOrPartition
 from raftlog.testing.certificates import CertificateAuthority
 from raftlog.testing.keywords import ServerKeywords
 from raftlog.testing.layout import USERS_FILE, Layout, check_size, default_controllers, open_layout, write_users
@@ -25,6 +26,8 @@ T = TypeVar("T")
 KAFKA_PORT_OFFSET = 100
 _STOP_TIMEOUT_S = 60.0
 _POLL_S = 0.02
+_APPEARS_S = 5.0
+"""How long `Cluster.leader` waits for a topic that is not there."""
 
 
 class Cluster:
@@ -370,12 +373,31 @@ class Cluster:
     # Leaders
 
     def leader(self, topic: str, partition: int = 0, *, timeout_s: float = 60.0, other_than: int | None = None) -> int:
-        """Wait until a running server (and not `other_than`) leads a partition, and return its id."""
+        """Wait until a running server (and not `other_than`) leads a partition, and return its id.
+
+        Raises:
+            ServerFailed: none leads it within `timeout_s`, or there is no such topic or partition.
+        """
+        gives_up_s = time.monotonic() + _APPEARS_S
 
         def ask(admin: Admin) -> int:
-            return admin.describe_topic(topic, timeout=timeout_s).partitions[partition].leader
+            try:
+                found = admin.describe_topic(topic, timeout=timeout_s).partitions
+            except UnknownTopicOrPartition as missing:
+                if topic.startswith("__") or time.monotonic() < gives_up_s:  # a first client makes it, or just has
+                    raise
+                create = f"Admin(cluster.bootstrap).create_topic({topic!r})"
+                raise LookupError(f"there is no topic {topic!r}; create it first: {create}") from missing
+            if partition >= len(found):
+                raise LookupError(
+                    f"topic {topic!r} has no partition {partition}; it has {counted(len(found), 'partition')}"
+                )
+            return found[partition].leader
 
-        return self._node(ask, f"leads {topic}-{partition}", timeout_s, other_than)
+        try:
+            return self._node(ask, f"leads {topic}-{partition}", timeout_s, other_than)
+        except LookupError as error:
+            raise ServerFailed(str(error)) from error
 
     def controller(self, *, timeout_s: float = 60.0, other_than: int | None = None) -> int:
         """Wait until a running server (and not `other_than`) is the active controller, and return its id."""

@@ -72,7 +72,7 @@ class ServerKeywords(TypedDict, total=False):
     default_replication_factor: int
     """Replicas of each partition of a topic that is created without a replication factor."""
     auto_create_topics_enable: bool
-    """Whether a topic is created when a client first asks for it."""
+    """Only false: brokers never create a topic because a client asks for it."""
     max_partitions_per_topic: int
     """Most partitions of one topic."""
     max_partitions_per_broker: int

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from raftlog._core.words import counted
 from raftlog.config import ConfigDef
 from raftlog.errors import (
     InvalidConfig,
@@ -281,7 +282,7 @@ def create_partitions(image: MetadataImage, command: records_pb2.CreatePartition
     present = len(topic.partitions)
     if not present < command.partitions <= MAX_PARTITIONS_PER_TOPIC:
         raise InvalidPartitions(
-            f"topic {topic.name!r} has {present} partitions and cannot get {command.partitions}: "
+            f"topic {topic.name!r} has {counted(present, 'partition')} and cannot get {command.partitions:,}: "
             f"the number only rises, to at most {MAX_PARTITIONS_PER_TOPIC}"
         )
     replication_factor = _replication_factor(topic)
@@ -345,8 +346,8 @@ def _config_table(image: MetadataImage, resource: ConfigResource) -> ConfigDef:
         known = {CLUSTER_DEFAULT, *(str(broker_id) for broker_id in image.brokers)}
         if resource.name not in known:
             raise InvalidRequestError(
-                f"there is no broker {shown(resource.name)}; name a registered one, or none for the default of all "
-                "brokers"
+                f"there is no broker {shown(resource.name)}; name a registered one, or all: `default` in raftlog "
+                "config, an empty name in a client"
             )
         return DYNAMIC_BROKER_CONFIGS
     raise InvalidRequestError(f"config resource type {resource.type} is not known here")

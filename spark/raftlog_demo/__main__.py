@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pyarrow as pa
 from rich.console import Console
+from rich.padding import Padding
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -49,7 +50,7 @@ def main() -> int:
         "exactly once, kill a server and Spark's driver on the way, read the records back and compare. Needs no "
         "network, takes about a minute, and leaves nothing behind.",
     ).parse_args()
-    console = Console(highlight=False)
+    console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())  # a terminal wraps, a file has long lines
     started = time.monotonic()
     console.print("[bold]raftlog demo: real records through Spark into a replicated log, and back[/bold]\n")
     with tempfile.TemporaryDirectory(prefix="raftlog-demo-") as directory:
@@ -65,15 +66,15 @@ def _run(console: Console, directory: Path) -> Verdict:
         flights = flight_data.load()
         flight_data.write_files(flights, source, FILES)
         sent_checksum = flight_data.checksum(flights)
-    console.print(f"   {flights.num_rows:,} flights in {FILES} Parquet files")
+    _say(console, f"{flights.num_rows:,} flights in {FILES} Parquet files")
     with contextlib.ExitStack() as stack:
         with _step(console, f"2  Starting {SERVERS} raftlog servers, separate processes on loopback"):
             cluster = stack.enter_context(Cluster(nodes=SERVERS, directory=directory / "cluster"))
             with raftlog.Admin(cluster.bootstrap) as admin:
                 admin.create_topic(TOPIC, partitions=PARTITIONS, replication_factor=SERVERS, configs=TOPIC_CONFIGS)
-        console.print(f"   {cluster.bootstrap}")
-        console.print(
-            f"   topic {TOPIC}: {PARTITIONS} partitions, each with a replica on every server; key: the aeroplane"
+        _say(console, cluster.bootstrap)
+        _say(
+            console, f"topic {TOPIC}: {PARTITIONS} partitions, each with a replica on every server; key: the aeroplane"
         )
         _write(console, Driver(directory, source, cluster.bootstrap, TOPIC), cluster, flights)
         with _step(console, "4  Reading the topic back with the Python SDK, as Arrow tables"):
@@ -105,19 +106,22 @@ def _write(console: Console, driver: Driver, cluster: Cluster, flights: pa.Table
     console.print(f"{title}: {time.monotonic() - started:.1f} s")
     steady = ride.batches[1:] or ride.batches
     busy_s = sum(batch.busy_ms for batch in steady) / 1000
-    console.print(
-        f"   {flights.num_rows:,} rows in {steady[-1].number + 1} micro-batches, each committed at once; "
-        f"{sum(batch.rows for batch in steady) / busy_s:,.0f} rows a second"
+    _say(
+        console,
+        f"{flights.num_rows:,} rows in {steady[-1].number + 1} micro-batches, each committed at once; "
+        f"{sum(batch.rows for batch in steady) / busy_s:,.0f} rows a second",
     )
-    console.print(f"   [bold]Server {happened.node_id}, which led {happened.partitions} partitions, was killed[/bold]")
-    console.print(
-        f"   (kill -9) after {happened.at_rows:,} rows; the others took over in {happened.new_leaders_s:.1f} s."
+    _say(
+        console,
+        f"[bold]Server {happened.node_id}, which led {happened.partitions} partitions, was killed[/bold] (kill -9) "
+        f"after {happened.at_rows:,} rows; the others took over in {happened.new_leaders_s:.1f} s. Restarted, it had "
+        f"caught up after {happened.in_sync_s:.1f} s",
     )
-    console.print(f"   Restarted, it had caught up after {happened.in_sync_s:.1f} s")
-    console.print("   [bold]Spark's driver was killed[/bold], with its JVM,")
-    console.print(
-        f"   (kill -9) in the middle of a batch after {ride.killed_at_rows:,} rows. Restarted from its checkpoint, "
-        f"it had written a batch after {ride.restart_s:.1f} s"
+    _say(
+        console,
+        "[bold]Spark's driver was killed[/bold] with its JVM (kill -9), in the middle of a batch, after "
+        f"{ride.killed_at_rows:,} rows. Restarted from its checkpoint, it had written a batch after "
+        f"{ride.restart_s:.1f} s",
     )
 
 
@@ -137,7 +141,12 @@ def _print_partitions(console: Console, result: ReadBack) -> None:
     mib = sum(found.value_bytes for found in result.partitions) / _MIB
     table.add_row("all", f"{records:,}", "", "", f"{mib:.1f}", style="bold")
     console.print(table)
-    console.print(f"   {records / result.seconds:,.0f} records a second, {mib / result.seconds:,.0f} MiB/s of values")
+    _say(console, f"{records / result.seconds:,.0f} records a second, {mib / result.seconds:,.0f} MiB/s of values")
+
+
+def _say(console: Console, sentence: str) -> None:
+    """Print a sentence below a step; the terminal's width decides where it wraps, and a file gets one line."""
+    console.print(Padding(sentence, (0, 0, 0, 3), expand=False) if console.is_terminal else f"   {sentence}")
 
 
 @contextlib.contextmanager

@@ -45,7 +45,7 @@ class Verdict:
             console.print(
                 "\n[bold green]Every record came back exactly once and unchanged: none is missing, none is "
                 "doubled.[/bold green]\nTasks stage their records; one decision commits a whole batch and remembers "
-                "its number. Stages of a dead driver\nare aborted, and a batch that it had committed would be "
+                "its number. Stages of a dead driver are aborted, and a batch that it had committed would be "
                 "recognized."
             )
 

@@ -65,6 +65,17 @@ def test_a_paused_server_goes_on_where_it_was() -> None:
             assert delivery.result(timeout=90).offset == 1
 
 
+def test_the_leader_of_what_is_not_there_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("raftlog.testing.cluster._APPEARS_S", 0.0)
+    with Cluster() as cluster, raftlog.Admin(cluster.bootstrap) as admin:
+        with pytest.raises(ServerFailed, match="there is no topic 't'; create it first: Admin"):
+            cluster.leader("t")
+        admin.create_topic("t")
+        assert cluster.leader("t") == 1
+        with pytest.raises(ServerFailed, match="topic 't' has no partition 1; it has 1 partition"):
+            cluster.leader("t", 1)
+
+
 def test_ctrl_c_does_not_reach_a_server_and_priorities_do() -> None:
     """Ctrl-C goes to a process group; priorities count within a session only (`sched(7)`, autogroup)."""
     with Cluster() as cluster:

@@ -892,6 +892,19 @@ def test_people_log_in_with_their_certificates(
     assert not any("PRIVATE" in each for each in lines)
 
 
+def test_ctrl_c_ends_a_console_quietly(cluster: Cluster) -> None:
+    command = [sys.executable, "-P", "-m", "raftlog", "console", "--port", "0", "--bootstrap", cluster.bootstrap]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline().startswith("the console is at http://127.0.0.1:")
+            process.send_signal(signal.SIGINT)
+            assert process.communicate(timeout=WAIT_S) == ("", "")
+        finally:
+            process.kill()
+    assert process.returncode == 0
+
+
 def test_up_serves_the_console_and_ends_it() -> None:
     with raftlog_up("--console", "--console-port", "0") as process:
         assert process.stdout is not None

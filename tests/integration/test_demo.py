@@ -36,5 +36,6 @@ def test_the_demo_kills_a_leader_and_the_driver_and_has_every_record_once(spark_
     assert run.returncode == 0, run.stdout + run.stderr
     assert re.search(r"Server [123], which led \d partitions, was killed", run.stdout), run.stdout
     assert re.search(r"Spark's driver was killed", run.stdout), run.stdout
+    assert re.search(r"   Server .* was killed \(kill -9\) after .* had caught up after .* s\n", run.stdout), run.stdout
     assert re.search(r"missing 0, repeated 0, unknown 0", run.stdout), run.stdout
     assert "336,776 records" in run.stdout

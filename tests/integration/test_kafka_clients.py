@@ -13,6 +13,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import aiokafka
@@ -114,6 +115,17 @@ def test_librdkafka_writes_and_reads(cluster: Cluster, topic: str, codec: str) -
     produce(cluster, topic, values, **{"compression.type": codec, "enable.idempotence": True, "linger.ms": 20})
     assert values_of(consume(cluster, topic, len(values))) == sorted(values)
     assert sorted(map(bytes, filter(None, read_by_raftlog(cluster, topic, len(values))))) == sorted(values)
+
+
+def test_the_first_example_of_its_page(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "kafka.md").read_text()
+    assert "raftlog topic create events" in page.partition("```python\n")[0]
+    code = page.partition("```python\n")[2].partition("```")[0].replace("127.0.0.1:9192", cluster.kafka_bootstrap)
+    with raftlog.Admin(cluster.bootstrap) as admin:
+        admin.create_topic("events")
+    heard_everywhere(cluster)
+    exec(compile(code, "kafka.md", "exec"), {})
+    assert capsys.readouterr().out == "at offset 0 of events-0\n"
 
 
 @pytest.mark.parametrize("acks", ["0", "1"])

@@ -218,11 +218,11 @@ def test_the_wheel_needs_extras_only_for_server_and_command_line(wheel: Path, tm
 
     server, prometheus = said("python", "-c", IMPORT_ALL).splitlines()
     assert "a raftlog server needs the package pysyncobj" in server
-    assert "pip install 'raftlog[server]'" in server
-    assert "pip install 'raftlog[prometheus]'" in prometheus
+    assert "pip install '.[server]'" in server
+    assert "pip install '.[prometheus]'" in prometheus
     [line] = said("raftlog", "topic", "list", code=1).splitlines()
     assert line.startswith("error: the command raftlog needs the package typer")
-    assert "pip install 'raftlog[cli]', or in a checkout with pip install '.[cli]'" in line
+    assert "pip install '.[cli]' in the checkout, or pip install 'raftlog[cli] @ file:///WHEEL' of its wheel" in line
 
     link_requirements("cli", packages)
     assert "Usage: raftlog topic" in said("raftlog", "topic", "--help")

@@ -11,6 +11,7 @@ from typing import Any, Final, NoReturn
 import grpc
 from grpc import aio
 
+from broker.coordinator.internal_topics import AUDIT, CONSUMER_OFFSETS, TRANSACTION_STATE
 from broker.security.caller import MAX_NAME, Caller, Decisions, authorized_operations, caller
 from broker.turns import in_turns
 from raftlog import __version__
@@ -301,6 +302,14 @@ async def _add_topics(
             response.topics.append(topic)
 
 
+_MADE_BY: Final = {
+    AUDIT: "brokers with audit.topic.enable=true make it",
+    CONSUMER_OFFSETS: "brokers make it for the first consumer group",
+    TRANSACTION_STATE: "brokers make it for the first transaction",
+}
+"""Internal topics, which clients cannot create."""
+
+
 def _hint(image: MetadataImage, name: str, who: Caller) -> str:
     """Return a question that names a topic with a similar name, if the caller may describe one.
 
@@ -342,7 +351,8 @@ def _named(
         elif found is None:
             hint = "" if hinted else _hint(image, name, who)
             hinted = True
-            error = UnknownTopicOrPartition(f"there is no topic {name[:249]!r}; {hint}create it first")
+            make = _MADE_BY.get(name, "create it first")
+            error = UnknownTopicOrPartition(f"there is no topic {name[:249]!r}; {hint}{make}")
             yield metadata_pb2.TopicInfo(name=name, error=to_wire(error))
         else:
             yield _topic(image, found)

@@ -24,8 +24,27 @@ def _of(found: Sequence[str]) -> str:
 
 
 def _three(picture: Picture) -> str:
-    """Return up to three brokers for an example command."""
-    return ",".join(str(broker.broker_id) for broker in picture.live_brokers()[:3])
+    """Return up to three brokers for an example command: if fewer are up, also some that are down and hold replicas."""
+    live = [broker.broker_id for broker in picture.live_brokers()]
+    down = [each.broker_id for each in picture.brokers().values() if each.broker_id not in live and each.replicas]
+    return ",".join(map(str, sorted([*live, *down][:3])))
+
+
+_FACTORS: Final = (
+    "default.replication.factor",
+    "offsets.topic.replication.factor",
+    "transaction.state.log.replication.factor",
+)
+
+
+def _for_new_topics(picture: Picture) -> str:
+    """Return the end of a remedy: the settings that give new topics one replica; "" if the nodes have higher ones."""
+    nodes = picture.broker_nodes().values()
+    low = [f"{key}=3" for key in _FACTORS if not nodes or any(setting(node, key) in ("", "1") for node in nodes)]
+    if not low:
+        return ""
+    keys = " and ".join([", ".join(low[:-1]), low[-1]] if len(low) > 1 else low)
+    return f"; for new topics set {keys} in the servers' configuration"
 
 
 def unwritable(picture: Picture) -> Iterator[Problem]:
@@ -67,6 +86,7 @@ def single_replica(picture: Picture) -> Iterator[Problem]:
     alone = len(picture.brokers()) < 2
     found = [topic.name for topic in picture.topics or () if topic.partitions and _least_replicas(topic) == 1]
     if found:
+        more = f"raftlog partition reassign {_of(found)}-0={_three(picture)}"
         yield Problem(
             "note" if alone else "warning",
             f"{counted(len(found), 'topic has', 'topics have')} partitions with one replica: the records are lost with "
@@ -74,9 +94,7 @@ def single_replica(picture: Picture) -> Iterator[Problem]:
             tuple(found),
             "a cluster of one broker has no place for copies: add brokers if records must not be lost"
             if alone
-            else f"give them more: raftlog partition reassign {_of(found)}-0={_three(picture)}; for new topics set "
-            "default.replication.factor=3, offsets.topic.replication.factor=3 and "
-            "transaction.state.log.replication.factor=3 in the servers' configuration",
+            else f"give them more: {more}{_for_new_topics(picture)}",
         )
 
 

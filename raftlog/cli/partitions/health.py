@@ -96,7 +96,8 @@ def broker_row(broker: BrokerDescription, output: Output) -> dict[str, Any]:
 
 
 def row_of(topic: TopicDescription, part: PartitionDescription, seen: PartitionReplicas | None) -> dict[str, Any]:
-    """Return a partition as a row; lags as `broker:records`, with `?` for an unknown one."""
+    """Return a partition as a row; lags as `broker:records`, with `?` for an unknown one, or an old one of a broker
+    that is down."""
     row: dict[str, Any] = {
         "topic": topic.name,
         "partition": part.partition,
@@ -112,7 +113,7 @@ def row_of(topic: TopicDescription, part: PartitionDescription, seen: PartitionR
         "lost": part.lost_replicas,
     }
     if seen is not None:
-        lags = {each.broker_id: each.lag for each in seen.replicas}
+        lags = {each.broker_id: each.lag for each in seen.replicas if each.broker_id not in part.offline_replicas}
         row["lag"] = [f"{each}:{'?' if lags.get(each, -1) < 0 else lags[each]}" for each in part.replicas]
     return row
 

@@ -52,7 +52,8 @@ def consume(
         ),
     ] = False,
     offset: Annotated[
-        int | None, typer.Option(min=0, help="Begin at this offset, which every printed partition must have.")
+        int | None,
+        typer.Option(metavar="N", min=0, help="Begin at this offset, which every printed partition must have."),
     ] = None,
     from_time: Annotated[
         str | None,
@@ -65,9 +66,11 @@ def consume(
     last: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Begin N offsets before the end of each partition.")
     ] = None,
-    partition: Annotated[int | None, typer.Option("--partition", "-p", min=0, help="Only this partition.")] = None,
+    partition: Annotated[
+        int | None, typer.Option("--partition", "-p", metavar="N", min=0, help="Only this partition.")
+    ] = None,
     max_records: Annotated[
-        int | None, typer.Option("--max", "-n", min=1, help="Stop after this number of records.")
+        int | None, typer.Option("--max", "-n", metavar="N", min=1, help="Stop after this number of records.")
     ] = None,
     follow: Annotated[
         bool,

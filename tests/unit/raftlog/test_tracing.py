@@ -140,10 +140,12 @@ def test_without_opentelemetry_the_message_says_what_to_install(monkeypatch: pyt
     monkeypatch.delitem(sys.modules, "raftlog._tracing")
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
     monkeypatch.delitem(sys.modules, "raftlog.tracing")
-    with pytest.raises(ModuleNotFoundError, match=r"raftlog\.tracing needs .* pip install 'raftlog\[otel\]'"):
+    with pytest.raises(
+        ModuleNotFoundError, match=r"raftlog\.tracing needs .* pip install '\.\[otel\]' in the checkout"
+    ):
         importlib.import_module("raftlog.tracing")
     for client in (Producer, Consumer):
-        with pytest.raises(InvalidConfig, match=r"tracing=true: .* pip install 'raftlog\[otel\]'"):
+        with pytest.raises(InvalidConfig, match=r"tracing=true: .* pip install '\.\[otel\]' in the checkout"):
             client(ADDRESS, tracing=True)
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 
 import pyarrow as pa
 import pytest
 from raftlog_demo.flights import NUMBER, checksum
 from raftlog_demo.verdict import Verdict, compare
+from rich.console import Console
 
 FLIGHTS = pa.table({NUMBER: pa.array(range(5), pa.int64()), "carrier": ["UA", "AA", None, "B6", "DL"]})
 
@@ -31,6 +33,13 @@ def test_every_flight_once_in_any_order_is_complete() -> None:
     verdict = verdict_of(records([3, 1, 0, 4, 2]))
     assert verdict.is_complete
     assert verdict.repeated == 0
+
+
+def test_a_sentence_is_not_broken_by_hand() -> None:
+    console = Console(file=io.StringIO(), soft_wrap=True)
+    verdict_of(records([0, 1, 2, 3, 4])).print(console)
+    printed = str(console.file.getvalue())  # type: ignore[attr-defined] # it is a StringIO
+    assert all(line.endswith(".") for line in printed.strip().splitlines()[-2:])
 
 
 def test_a_repeated_flight_is_counted_and_is_not_exactly_once() -> None:

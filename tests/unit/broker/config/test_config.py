@@ -204,7 +204,10 @@ def test_each_protocol_of_kafka_clients(listener: str, protocol: str, asks: bool
         ({"metadata_log_dir": "/data"}, "is one of log.dirs"),
         ({"process_roles": ""}, "name at least one role"),
         ({"process_roles": "observer"}, "broker, controller"),
-        ({"auto_create_topics_enable": True}, "create them with the admin API"),
+        (
+            {"auto_create_topics_enable": True},
+            "brokers never create topics by themselves; create them with the admin API",
+        ),
         ({"socket_request_max_bytes": "4MiB"}, "leaves no room for a batch of message.max.bytes=4194304"),
         ({"num_partitions": 5, "max_partitions_per_topic": 4}, "num.partitions=5 is above"),
         ({"listeners": "127.0.0.1:1,127.0.0.1:2"}, "one listener for raftlog clients is supported"),

@@ -304,7 +304,7 @@ def test_without_an_exporter_nothing_traces() -> None:
 def test_without_opentelemetry_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "broker.observability.tracing")
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.resources", None)
-    with pytest.raises(InvalidConfig, match=r"tracing\.exporter=otlp: .* pip install 'raftlog\[otel\]'"):
+    with pytest.raises(InvalidConfig, match=r"tracing\.exporter=otlp: .* pip install '\.\[otel\]' in the checkout"):
         tracing_of(config(tracing_exporter="otlp"))
 
 

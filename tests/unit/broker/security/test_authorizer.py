@@ -167,6 +167,15 @@ def test_everyone_may_what_no_acl_is_about_if_that_is_set() -> None:
             "raftlog acl add --allow-principal User:alice --operation Read --group 'my group'",
         ),
         (
+            Wire.GROUP,
+            "g",
+            Wire.DESCRIBE,
+            GroupAuthorizationFailed,
+            "User:alice may not DESCRIBE group 'g'; "
+            "raftlog acl add --allow-principal User:alice --operation Read --group g; "
+            "Describe is enough for commands that only show the group",
+        ),
+        (
             Wire.TRANSACTIONAL_ID,
             "it's",
             Wire.DESCRIBE,

@@ -372,6 +372,19 @@ def test_what_brokers_would_refuse_of_topics_is_found_before_anything_is_done(
     assert server.image.offset == before
 
 
+def test_permissions_without_an_authorizer_are_a_mistake_of_the_file(run: Run, file: Path) -> None:
+    with AdminServer(authorizer=False) as without:
+        before = without.image.offset
+        document = {**EVERYTHING, "topics": [ORDERS, {**ORDERS, "name": "wide", "replicationFactor": 9}]}
+        ran = apply(run, file, document, "--bootstrap", without.bootstrap)
+        assert ran.code == 2
+        assert "2 mistakes in" in ran.err
+        assert "topics[1]: " in ran.err
+        assert "acls: this broker has no authorizer, so every client may do everything" in ran.err
+        assert without.image.offset == before
+        assert apply(run, file, {"topics": [ORDERS], "acls": []}, "--bootstrap", without.bootstrap).code == 0
+
+
 def test_what_this_user_may_not_is_no_mistake_of_the_file(
     server: AdminServer, run: Run, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,6 +34,34 @@ def test_what_an_option_takes_is_not_broken_in_a_word() -> None:
     assert [(path, word) for path, word in found if word not in pages[path]] == []
 
 
+def pages(command: Any, *path: str) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield the help of all commands in 80 columns."""
+    yield path, CliRunner().invoke(APP, [*path, "--help"], env={"COLUMNS": "80"}).output
+    for name, each in getattr(command, "commands", {}).items():
+        yield from pages(each, *path, name)
+
+
+def test_nothing_is_cut_and_flags_have_no_type() -> None:
+    found = dict(pages(get_command(APP)))
+    assert len(found) > 50
+    assert [path for path, page in found.items() if "…" in page or "<bool>" in page] == []
+
+
+def test_paragraphs_are_wrapped_by_the_terminal_only() -> None:
+    page = CliRunner().invoke(APP, ["txn", "find-hanging", "--help"], env={"COLUMNS": "80"}).output
+    assert " ".join(page.splitlines()[7].split()).endswith(
+        "Its cause is a client that breaks the protocol, or a record that"
+    )
+
+
+def test_an_option_without_its_value_names_the_help_of_its_command(run: Run) -> None:
+    ran = run("group", "reset-offsets", "g", "--to-offset")
+    assert (ran.code, ran.err) == (
+        2,
+        "error: Option '--to-offset' requires an argument; try 'raftlog group reset-offsets --help'\n",
+    )
+
+
 @pytest.mark.parametrize("option", ["--bootstrap-server", "--bootstrap", "--json"])
 def test_an_option_before_the_command_is_named_as_it_was_typed(run: Run, option: str) -> None:
     ran = run(option, "127.0.0.1:9999", "topic", "list")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 import time
@@ -15,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import raftlog
+import raftlog.aio
 from raftlog._client import admin
 from raftlog.cli import client_config
 from raftlog.cli.partitions import moving
@@ -94,6 +96,14 @@ def test_alter_raises_the_number_of_partitions(server: AdminServer, run: Run) ->
     assert (ran.code, ran.json["partitions"]) == (0, 3)
     assert len(run("topic", "describe", "grows").table) == 3
     assert run("topic", "alter", "grows", "--partitions", "2").code == 1
+    server.propose(create_topic("one", 5, 1, 1))
+    assert "topic 'one' has 1 partition and cannot get 1: " in run("topic", "alter", "one", "--partitions", "1").err
+
+
+def test_the_lag_of_a_broker_that_is_down_is_unknown(server: AdminServer, run: Run) -> None:
+    server.cluster.partitions = [led(1, 0, own(1), ReplicaView(2, 100, 0, 4_000, True))]
+    server.propose(fence(2, broker_epoch(server.image, 2)))
+    assert run("topic", "describe", "a").table[0]["lag"] == "1:0,2:?,3:?"
 
 
 def test_internal_topics_are_hidden_unless_a_problem_is_looked_for(server: AdminServer, run: Run) -> None:
@@ -135,6 +145,18 @@ def test_a_topic_that_is_not_there_is_an_error(run: Run) -> None:
     ran = run("topic", "describe", "a", "zzz")
     assert (ran.code, ran.out) == (1, "")
     assert "zzz" in ran.err
+
+
+def test_an_unknown_broker_of_a_setting_is_named_with_what_the_argument_takes(run: Run) -> None:
+    ran = run("config", "set", "broker", "7", "log.retention.ms=3d")
+    assert ran.code == 1
+    assert "there is no broker '7'; name a registered one, or all: `default` in raftlog config" in ran.err
+
+
+def test_a_similar_name_is_named_once(server: AdminServer, run: Run) -> None:
+    server.propose(create_topic("readings", 4, 1, 1))
+    ran = run("topic", "describe", "reading")
+    assert ran.err == "error: there is no topic 'reading'; did you mean 'readings'? If not, create it first\n"
 
 
 def test_replicas_are_placed_by_hand(server: AdminServer, run: Run) -> None:
@@ -296,6 +318,25 @@ def test_refusals_are_counted_and_the_others_go_on(server: AdminServer, run: Run
 
 
 # topic create, topic describe: what the numbers mean
+
+
+def test_a_client_without_numbers_gets_the_servers_defaults() -> None:
+    with AdminServer(3, {"num.partitions": 3, "default.replication.factor": 2}) as other:
+        with raftlog.Admin(other.bootstrap) as admin:
+            made = admin.create_topic("plain")
+            assert made is not None
+            assert [len(part.replicas) for part in made.partitions] == [2, 2, 2]
+            one = admin.create_topic("one", 1, 1)
+            assert one is not None
+            assert [len(part.replicas) for part in one.partitions] == [1]
+
+        async def awaited() -> None:
+            async with raftlog.aio.Admin(other.bootstrap) as admin:
+                made = await admin.create_topic("awaited", replication_factor=3)
+                assert made is not None
+                assert [len(part.replicas) for part in made.partitions] == [3, 3, 3]
+
+        asyncio.run(awaited())
 
 
 def test_without_numbers_the_servers_defaults_count(monkeypatch: pytest.MonkeyPatch, run: Run) -> None:

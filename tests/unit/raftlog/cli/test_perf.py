@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -97,6 +99,32 @@ def test_producing_and_reading_again(server: FakeCluster, run: Run) -> None:
         "mib_per_second",
         "first_record_ms",
     ]
+
+
+def test_no_more_records_are_read_than_were_asked_for(server: FakeCluster, run: Run) -> None:
+    assert run("perf", "produce", "a", "--records", "300", "--record-size", "50").code == 0
+    for kind in ("records", "arrow"):
+        assert run("perf", "consume", "a", "--as", kind, "--records", "7", "-o", "json").json["records"] == 7
+
+
+@pytest.mark.parametrize(("command", "method"), [("produce", "send"), ("consume", "poll"), ("end-to-end", "send")])
+def test_ctrl_c_prints_the_results_so_far(
+    server: FakeCluster, run: Run, monkeypatch: pytest.MonkeyPatch, command: str, method: str
+) -> None:
+    options = ("--record-size", "50") if command != "consume" else ("-c", "max.poll.records=3")
+    assert run("perf", "produce", "a", "--records", "300", "--record-size", "50").code == 0
+    client: Any = raftlog.Consumer if method == "poll" else raftlog.Producer
+    real, calls = getattr(client, method), itertools.count(1)
+
+    def interrupted(*arguments: Any, **more: Any) -> Any:
+        if next(calls) == 40:
+            raise KeyboardInterrupt
+        return real(*arguments, **more)
+
+    monkeypatch.setattr(client, method, interrupted)
+    ran = run("perf", command, "a", *options, "-o", "json")
+    assert ran.code == 130
+    assert 0 < ran.json["records"] < 300
 
 
 def test_a_run_ends_when_its_time_is_over_and_keeps_to_its_rate(server: FakeCluster, run: Run) -> None:

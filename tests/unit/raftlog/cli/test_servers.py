@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import threading
 from contextlib import nullcontext
 from pathlib import Path
@@ -14,7 +15,8 @@ from raftlog.cli import servers
 from tests.support.command_line import Run
 
 NEEDED = (
-    "the console needs the package starlette, which is not installed; install it with pip install 'raftlog[console]'"
+    "the console needs the package starlette, which is not installed; install it with pip install '.[console]' "
+    "in the checkout, or pip install 'raftlog[console] @ file:///WHEEL' of its wheel"
 )
 
 
@@ -55,6 +57,17 @@ def test_a_console_that_is_asked_for_is_an_error(run: Run) -> None:
     ran = run("up", "--console")
     assert (ran.code, ran.out) == (1, "")
     assert NEEDED in ran.err
+
+
+def test_a_port_of_the_console_that_is_taken_is_an_error(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(servers, "missing_from", lambda extra: None)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        ran = run("up", "--console-port", str(port))
+    assert (ran.code, ran.out) == (1, "")
+    assert f"another process listens at 127.0.0.1:{port}; choose another --console-port" in ran.err
 
 
 class Slow(Ended):

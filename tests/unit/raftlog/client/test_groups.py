@@ -643,7 +643,9 @@ class TestSessions:
 class TestRefusalsThatMayPass:
     """A permission is given, or a password's file written: it goes on by itself, as Kafka's consumers do."""
 
-    def test_each_poll_asks_once_more(self, world: World, error: RaftlogError) -> None:
+    def test_each_poll_asks_once_more(
+        self, world: World, error: RaftlogError, caplog: pytest.LogCaptureFixture
+    ) -> None:
         world.members.refuse_joins = [error] * 3
         world.send(4)
         consumer = world.consumer()
@@ -656,6 +658,7 @@ class TestRefusalsThatMayPass:
         parts = consumer.assignment
         read = until(lambda: parts() and all(consumer.position(part) == 1 for part in parts()), consumer)
         assert len(read) == 4
+        assert str(error) not in caplog.text, "an error that a call raises must not be a warning in the log besides"
 
     def test_a_member_that_is_put_out_loses_what_it_read_and_comes_back(
         self, world: World, error: RaftlogError

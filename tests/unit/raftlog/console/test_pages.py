@@ -213,12 +213,89 @@ def test_groups_have_members_even_if_their_lags_are_not_known(
     monkeypatch.setattr(admin, "group_lags", silent)
     console = Console(Settings("127.0.0.1:1"))
     text = told(console.draw(look_at(view), pages.overview, "base.html", WAIT_S).html)
-    assert ("No group has members." in text, "Not known yet." in text) == (False, True)
+    assert ("There are no groups." in text, "Not known yet." in text) == (False, True)
     view.forget()
-    monkeypatch.setattr(admin, "list_groups", lambda **_: [GroupListing("old-job", "empty", 0, 1, "consumer")])
+    monkeypatch.setattr(admin, "list_groups", lambda **_: [])
     text = told(console.draw(look_at(view), pages.overview, "base.html", WAIT_S).html)
-    assert "No group has members." in text
-    assert "A group has a lag while it has members; now none has." in text
+    assert text.count("There are no groups.") == 2
+
+
+def overview(view: View) -> str:
+    return Console(Settings("127.0.0.1:1")).draw(look_at(view), pages.overview, "base.html", WAIT_S).html
+
+
+def test_the_overview_shows_the_lag_of_groups_without_members(
+    view: View, admin: Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed = [GroupListing("old-job", "empty", 0, 1, "consumer"), GroupListing("live", "stable", 1, 1, "consumer")]
+    monkeypatch.setattr(admin, "list_groups", lambda **_: listed)
+    lags = " ".join(told(overview(view)).partition("Lag of groups")[2].partition("Lag of groups")[2].split())
+    assert "old-job no members 10" in lags
+    assert "live 10" in lags
+
+
+def test_the_overview_marks_that_not_all_brokers_are_up(
+    view: View, admin: Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    card = '<div class="bad"><dt>Brokers</dt>'
+    assert card not in overview(view)
+    view.forget()
+    cluster = admin.whole.cluster
+    assert cluster is not None
+    fenced = [each._replace(fenced=each.broker_id == 2) for each in cluster.brokers]
+    monkeypatch.setattr(admin, "describe_cluster", lambda **_: cluster._replace(brokers=fenced))
+    assert card in overview(view)
+
+
+def test_findings_have_an_age_and_old_ones_are_not_shown(
+    view: View, admin: Admin, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def examined() -> bool:
+        return view.doctor().value is not None
+
+    patience.until(examined, within_s=WAIT_S)
+    clock.now_s += 10
+    assert "Examined 10\u00a0s ago." in told(overview(view))
+
+    def silent(**_: Any) -> Any:
+        raise BrokerUnavailable("no broker answers")
+
+    monkeypatch.setattr(admin, "describe_cluster", silent)
+    clock.now_s += 3600
+    text = told(overview(view))
+    assert "Examined" not in text
+    assert "The cluster is being examined." in text or text.count("no broker answers") == 2
+
+
+def test_the_records_of_partitions_that_have_a_leader_are_plotted(
+    view: View, admin: Admin, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends: dict[int, int] = {}
+    leaderless = [pictures.topic("orders", pictures.partition(0, [1]), pictures.partition(1, [2], leader=-1))]
+    monkeypatch.setattr(admin, "describe_topics", lambda *_, **__: leaderless)
+
+    def replicas(topics: Any, *, silent: Any) -> Any:
+        return {
+            TopicPartition("orders", part): pictures.replicas(TopicPartition("orders", part), b1=end)._replace(
+                log_end_offset=end
+            )
+            for part, end in ends.items()
+        }
+
+    def rate(**found: int) -> float | None:
+        ends.clear()
+        ends.update({int(part[1:]): end for part, end in found.items()})
+        clock.now_s += 40
+        view.records_appended()
+        patience.until(lambda: not any(slot.asking for slot in list(view._slots.values())), within_s=30, pause_s=0)
+        value: float | None = pages.overview(look_at(view)).values["rate"]
+        return value
+
+    monkeypatch.setattr(admin, "describe_replicas", replicas)
+    assert rate(p0=100) is None
+    assert rate(p0=500) == 10
+    assert rate(p0=900, p1=1_000_000) == 10
+    assert rate(p0=900, p1=1_000_400) == 10
 
 
 def test_the_lag_of_a_group_is_plotted_in_records_and_in_seconds(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -255,6 +255,15 @@ FOUND: list[tuple[str, str, str, Mapping[str, Any]]] = [
     ("topic-unwritable", "error", "replicas: 3, min.insync.replicas: 4", orders(WHOLE, min_insync_replicas="4")),
     ("topic-no-slack", "warning", "replicas: 3, min.insync.replicas: 3", orders(WHOLE, min_insync_replicas="3")),
     ("topic-single-replica", "warning", "reassign orders-0=1,2,3;", orders(partition(0, [1]), min_insync_replicas="1")),
+    (
+        "topic-single-replica",
+        "warning",
+        "reassign orders-0=1,2,3",
+        {
+            **brokers(broker(1), broker(2), broker(3, fenced=True)),
+            **orders(partition(0, [1]), min_insync_replicas="1"),
+        },
+    ),
     (
         "topic-single-replica",
         "note",
@@ -657,6 +666,41 @@ def test_findings_are_told_the_worst_first_and_ignored_ones_not() -> None:
     document = report.document()
     assert document["counts"] == {"error": 1, "warning": 1, "note": 0}
     assert document["findings"][0]["where"] == ("orders-0 (in sync: 1 of 1, 2, 3; needs 2)",)
+
+
+FACTORS = {"offsets_topic_replication_factor": "3", "transaction_state_log_replication_factor": "3"}
+
+
+@pytest.mark.parametrize(
+    ("factors", "said"),
+    [
+        (["3", "3"], ""),
+        (["3", "1"], "; for new topics set default.replication.factor=3 in the servers' configuration"),
+        (["2"], ""),
+    ],
+)
+def test_replication_factors_are_recommended_only_where_the_servers_have_lower_ones(
+    factors: Sequence[str], said: str
+) -> None:
+    servers = [
+        setting(number, default_replication_factor=factor, **FACTORS) for number, factor in enumerate(factors, 1)
+    ]
+    picture = healthy(**orders(partition(0, [1]), min_insync_replicas="1"), **nodes(*servers))
+    [found] = found_by("topic-single-replica", picture)
+    assert found.remedy == f"give them more: raftlog partition reassign orders-0=1,2,3{said}"
+
+
+def test_gaps_of_one_list_are_told_together_and_shortened() -> None:
+    gaps = [Unanswered("hanging", "some", f"accounts-{number} has no leader at the moment") for number in range(25)]
+    picture = healthy(unanswered=[*gaps, Unanswered("nodes", "node 3", "timed out")])
+    lines = list(told(examine(picture, CHECKS), picture, 120, more="--output json has all"))
+    assert lines[0] == "unknown  some of the hanging transactions: 25 questions have no answer"
+    assert lines[1] == "  where  accounts-0 has no leader at the moment"
+    assert lines[8:11] == [
+        "         accounts-7 has no leader at the moment",
+        "         and 17 more; --output json has all",
+        "unknown  node 3: timed out",
+    ]
 
 
 def test_what_a_topic_is_set_to_is_not_guessed() -> None:

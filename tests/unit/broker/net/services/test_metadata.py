@@ -454,6 +454,12 @@ async def test_a_misspelt_name_gets_a_hint_of_what_the_caller_may_describe(monke
     assert await message("orderz", everybody) == hinted
     assert await message("payments", everybody) == "there is no topic 'payments'; create it first"
     assert "__ordersz" not in await message("__ordersy", everybody)
+    for internal, made in {
+        "__audit": "brokers with audit.topic.enable=true make it",
+        "__consumer_offsets": "brokers make it for the first consumer group",
+        "__transaction_state": "brokers make it for the first transaction",
+    }.items():
+        assert await message(internal, everybody) == f"there is no topic {internal!r}; {made}"
     one = FakeAuthorizer((Acl.DESCRIBE, Acl.TOPIC, "orderz"), (Acl.DESCRIBE, Acl.TOPIC, "order-s"))
     assert "did you mean 'order-s'?" in await message("orderz", one.caller())
     assert one.logged == []
