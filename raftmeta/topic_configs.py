@@ -8,12 +8,19 @@ cluster's dynamic default (broker resource ""), the broker's dynamic config, the
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
+from typing import Final
 
 from raftlog.config import MAX_INT64, ConfigDef, ConfigKey, Value
+from raftlog.errors import InvalidConfig
 
 MIB = 1 << 20
 DAY_MS = 86_400_000
+MAX_FILE_DELETE_DELAY_MS: Final = DAY_MS
+"""More than that is refused, and a value from before counts as this."""
 
 # Each topic key with the name of its broker key; an empty name means the same one.
 _TOPIC_KEYS: tuple[tuple[ConfigKey, str], ...] = (
@@ -57,7 +64,7 @@ _TOPIC_KEYS: tuple[tuple[ConfigKey, str], ...] = (
             kind="ms",
             default=60_000,
             minimum=0,
-            doc="How long a file that was renamed for deletion stays on the disk.",
+            doc="How long a file that was renamed for deletion stays on the disk; one day at most.",
         ),
         "log.segment.delete.delay.ms",
     ),
@@ -198,7 +205,8 @@ _TOPIC_KEYS: tuple[tuple[ConfigKey, str], ...] = (
             default=1 << 30,
             minimum=1024,
             maximum=(1 << 31) - 1,
-            doc="Size at which a new segment is begun. Retention works on whole segments.",
+            doc="Size at which a new segment is begun. Retention works on whole segments. At least the brokers' "
+            "min.segment.bytes.",
         ),
         "log.segment.bytes",
     ),
@@ -208,7 +216,8 @@ _TOPIC_KEYS: tuple[tuple[ConfigKey, str], ...] = (
             kind="ms",
             default=7 * DAY_MS,
             minimum=1,
-            doc="Age of a segment at which a new one is begun, even if it is not full.",
+            doc="Age of a segment at which a new one is begun, even if it is not full. Less than a second counts as a "
+            "second.",
         ),
         "log.roll.ms",
     ),
@@ -233,7 +242,12 @@ EVERY_REPLICA = "*"
 
 def is_throttled(throttled_replicas: str, partition: int, broker_id: int) -> bool:
     """Whether a value of the `...replication.throttled.replicas` keys names this replica (KIP-73)."""
-    return throttled_replicas == EVERY_REPLICA or f"{partition}:{broker_id}" in throttled_replicas.split(",")
+    return throttled_replicas == EVERY_REPLICA or f"{partition}:{broker_id}" in _items(throttled_replicas)
+
+
+@lru_cache(maxsize=8)  # a topic may have 10,000 partitions, and its value 30,000 entries: it is split once for all
+def _items(throttled_replicas: str) -> frozenset[str]:
+    return frozenset(throttled_replicas.split(","))
 
 
 _REPLICA = re.compile(r"(0|[1-9][0-9]{0,9}):(0|[1-9][0-9]{0,9})", re.ASCII)
@@ -302,3 +316,67 @@ REPLICATION_THROTTLE_KEYS: tuple[ConfigKey, ...] = tuple(
 """Part of a broker's file as well."""
 
 DYNAMIC_BROKER_CONFIGS = ConfigDef("dynamic broker config", (*TOPIC_DEFAULT_KEYS, *REPLICATION_THROTTLE_KEYS))
+
+
+MAX_VALUE_CHARACTERS: Final = 4_096
+MAX_THROTTLED_REPLICAS: Final = 30_000
+"""Of one topic: three replicas of each of the most partitions that a topic may have."""
+_MAX_ENTRY_CHARACTERS: Final = len("9999999999:9999999999, ")
+
+
+def check_limits(
+    configs: Mapping[str, str],
+    *,
+    min_segment_bytes: int = 0,
+    max_throttled_replicas: int = MAX_THROTTLED_REPLICAS,
+) -> None:
+    """Refuse values, as a client asks for them, that would burden the brokers; of a topic, or of brokers.
+
+    The broker that a client asks checks this, before it proposes a command. A decision must not depend on it: every
+    controller decides again on the commands in its log, which may have larger values from before.
+    The stored form of every other value is a number or a choice, so with these limits a topic's configs have at most
+    a KB in sum, besides its throttled replicas.
+
+    Raises:
+        InvalidConfig: a value is too long, names something twice, or is out of the limits.
+    """
+    for name, value in configs.items():
+        key = name.replace("_", ".")
+        key = TOPIC_KEY_BY_BROKER_KEY.get(key, key)
+        throttled = key in (THROTTLED_REPLICAS_OF_LEADER, THROTTLED_REPLICAS_OF_FOLLOWER)
+        longest = MAX_THROTTLED_REPLICAS * _MAX_ENTRY_CHARACTERS if throttled else MAX_VALUE_CHARACTERS
+        if len(value) > longest:
+            raise InvalidConfig(
+                f"config {name[:249]!r}: the value has {len(value)} characters, at most {longest} may be"
+            )
+        if key not in TOPIC_CONFIGS:
+            continue
+        if TOPIC_CONFIGS.key(key).kind == "list":
+            _check_items(name, value, max_throttled_replicas if throttled else MAX_VALUE_CHARACTERS)
+        elif key == "segment.bytes":
+            segment_bytes = TOPIC_CONFIGS.key(key).parse(value)
+            assert isinstance(segment_bytes, int)
+            if segment_bytes < min_segment_bytes:
+                raise InvalidConfig(
+                    f"{name}={value.strip()}: the broker's min.segment.bytes={min_segment_bytes} allows no smaller "
+                    "segments, as each takes files and descriptors; set at least that"
+                )
+        elif key == "file.delete.delay.ms":
+            delay_ms = TOPIC_CONFIGS.key(key).parse(value)
+            assert isinstance(delay_ms, int)
+            if delay_ms > MAX_FILE_DELETE_DELAY_MS:
+                raise InvalidConfig(
+                    f"{name}={value.strip()}: deleted files stay for one day at most, {MAX_FILE_DELETE_DELAY_MS} ms"
+                )
+
+
+def _check_items(name: str, value: str, most: int) -> None:
+    items = [item.strip() for item in value.split(",")]
+    if len(items) > most:
+        raise InvalidConfig(
+            f"{name} names {len(items)} replicas; at most {most} may be named, one of each partition and broker, "
+            f"or {EVERY_REPLICA} for all of them"
+        )
+    if len(set(items)) < len(items):
+        twice = Counter(items).most_common(1)[0][0]
+        raise InvalidConfig(f"{name} names {twice[:40]!r} twice; name each once")

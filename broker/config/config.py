@@ -277,6 +277,15 @@ class BrokerConfig(Settings):
         own=True,
         doc="Average number of replicas per broker above which the controller creates no more partitions.",
     )
+    min_segment_bytes = size_bytes(
+        MIB,
+        minimum=1024,
+        maximum=1 << 30,
+        own=True,
+        doc="The smallest segment.bytes that a topic, or a default of all topics, may be given. Smaller values from "
+        "before, or of this file, count as this one. Each segment has four files; very small ones take more "
+        "of the disk, and of the broker's time, than their records.",
+    )
     socket_request_max_bytes = size_bytes(
         32 * MIB,
         minimum=64 * KIB,
@@ -1123,7 +1132,7 @@ class BrokerConfig(Settings):
 
     def log_config(self) -> LogConfig:
         """Return the configuration of a partition's log whose topic sets nothing."""
-        return LogConfig.from_topic_configs(self.topic_defaults)
+        return LogConfig.from_topic_configs(self.topic_defaults).within_limits(self.min_segment_bytes)
 
 
 def _text_of(file: Path) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final
 
 from raftlog.config import MAX_INT64, Value
-from raftmeta.topic_configs import TOPIC_CONFIGS
+from raftmeta.topic_configs import MAX_FILE_DELETE_DELAY_MS, TOPIC_CONFIGS
 
 _UNLIMITED: Final = {
     "retention.ms": -1,
@@ -16,6 +16,8 @@ _UNLIMITED: Final = {
     "max.compaction.lag.ms": MAX_INT64,
 }
 """The values that stand for no limit."""
+MIN_SEGMENT_MS: Final = 1_000
+"""Less would let a topic begin a segment, with its files and descriptors, with every batch."""
 
 
 def _value(name: str, value: Value) -> Any:
@@ -76,6 +78,15 @@ class LogConfig:
         if self.compacts and self.max_compaction_lag_ms is not None:
             return min(self.segment_ms, self.max_compaction_lag_ms)
         return self.segment_ms
+
+    def within_limits(self, min_segment_bytes: int) -> LogConfig:
+        """Return the config as a broker applies it: values from before the limits on them are brought within."""
+        return replace(
+            self,
+            segment_bytes=max(self.segment_bytes, min_segment_bytes),
+            segment_ms=max(self.segment_ms, MIN_SEGMENT_MS),
+            file_delete_delay_ms=min(self.file_delete_delay_ms, MAX_FILE_DELETE_DELAY_MS),
+        )
 
     @staticmethod
     def from_topic_configs(configs: Mapping[str, str], defaults: LogConfig | None = None) -> LogConfig:

@@ -96,7 +96,11 @@ class TopicRules(NamedTuple):
 
 
 def topic_rules(
-    image: MetadataImage, topic: TopicImage, topic_defaults: Mapping[str, str], broker_id: int
+    image: MetadataImage,
+    topic: TopicImage,
+    topic_defaults: Mapping[str, str],
+    broker_id: int,
+    min_segment_bytes: int = 0,
 ) -> TopicRules:
     """Return the rules of a topic on one broker; `topic_defaults` come from the broker's config file.
 
@@ -107,7 +111,7 @@ def topic_rules(
     """
     configs = {**topic_defaults, **image.topic_configs(topic.name, broker_id)}
     return TopicRules(
-        LogConfig.from_topic_configs(configs),
+        LogConfig.from_topic_configs(configs).within_limits(min_segment_bytes),
         max(image.min_insync_replicas(topic), int(configs.get(MIN_INSYNC_REPLICAS, "1"))),
         configs.get(THROTTLED_REPLICAS_OF_LEADER, ""),
         configs.get(THROTTLED_REPLICAS_OF_FOLLOWER, ""),
@@ -360,6 +364,7 @@ class ReplicaManager:
         topic_defaults: Mapping[str, str],
         disk: Executor,
         lease: Lease,
+        min_segment_bytes: int = 0,
     ) -> None:
         self.lease = lease
         self.counters = Counters()
@@ -374,6 +379,7 @@ class ReplicaManager:
         self._logs = logs
         self._partition_logs = PartitionLogs(node_id, logs, disk)
         self._topic_defaults = topic_defaults
+        self._min_segment_bytes = min_segment_bytes
         self._loop = asyncio.get_running_loop()
         self._suspicions = Suspicions(disk, clock, self.on_damaged)
         self._host = Host(
@@ -757,7 +763,7 @@ class ReplicaManager:
         known = self._rules.get(topic.topic_id)
         if known is not None and all(now is then for now, then in zip(sources, known[0], strict=True)):
             return known[1]
-        rules = topic_rules(self._image, topic, self._topic_defaults, self._node_id)
+        rules = topic_rules(self._image, topic, self._topic_defaults, self._node_id, self._min_segment_bytes)
         self._rules[topic.topic_id] = (sources, rules)
         return rules
 

@@ -296,7 +296,14 @@ class BrokerRole:
         )
         self._group_commit = GroupCommit(disk, observed.counters.flushed)
         self._registry = ReplicaManager(
-            config.node_id, self._logs, self._group_commit, clock, config.topic_defaults, disk, self._lease
+            config.node_id,
+            self._logs,
+            self._group_commit,
+            clock,
+            config.topic_defaults,
+            disk,
+            self._lease,
+            config.min_segment_bytes,
         )
         self._registry.counters = observed.counters
         if observed.tracing is not None:

@@ -77,6 +77,10 @@ class ServerKeywords(TypedDict, total=False):
     """Most partitions of one topic."""
     max_partitions_per_broker: int
     """Average number of replicas per broker above which the controller creates no more partitions."""
+    min_segment_bytes: int | str
+    """The smallest segment.bytes that a topic, or a default of all topics, may be given. Smaller values from before, or
+    of this file, count as this one. Each segment has four files; very small ones take more of the disk, and of the
+    broker's time, than their records."""
     socket_request_max_bytes: int | str
     """Largest message on the wire; at least message.max.bytes and 64 KiB more."""
     quota_window_num: int
@@ -373,7 +377,7 @@ class ServerKeywords(TypedDict, total=False):
     this time."""
     log_segment_delete_delay_ms: int | str
     """Default of the topic config file.delete.delay.ms. How long a file that was renamed for deletion stays on the
-    disk."""
+    disk; one day at most."""
     log_flush_interval_messages: int
     """Default of the topic config flush.messages. Number of records after which the log is fsynced. 1: a record is
     acknowledged only once it is fsynced (group commit). Unsafe above 1: a power failure can lose acknowledged
@@ -411,9 +415,10 @@ class ServerKeywords(TypedDict, total=False):
     bound."""
     log_segment_bytes: int | str
     """Default of the topic config segment.bytes. Size at which a new segment is begun. Retention works on whole
-    segments."""
+    segments. At least the brokers' min.segment.bytes."""
     log_roll_ms: int | str
-    """Default of the topic config segment.ms. Age of a segment at which a new one is begun, even if it is not full."""
+    """Default of the topic config segment.ms. Age of a segment at which a new one is begun, even if it is not full.
+    Less than a second counts as a second."""
     unclean_leader_election_enable: bool
     """Default of the topic config unclean.leader.election.enable. Whether a replica outside of the ISR may lead if no
     replica in the ISR is left. Unsafe: acknowledged records can be lost."""

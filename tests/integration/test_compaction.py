@@ -30,6 +30,7 @@ def cluster() -> Iterator[Cluster]:
     with Cluster(
         nodes=3,
         config=PATIENT,
+        min_segment_bytes=1024,
         log_cleaner_backoff_ms=200,
         log_segment_delete_delay_ms=0,
         log_retention_check_interval_ms=300,

@@ -23,7 +23,7 @@ WAIT_S = 90.0
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[Cluster]:
-    with Cluster(nodes=3, config=STEADY, log_scrub_bytes_per_second=0) as made:
+    with Cluster(nodes=3, config=STEADY, min_segment_bytes=1024, log_scrub_bytes_per_second=0) as made:
         yield made
 
 

@@ -37,6 +37,7 @@ LONG_ROUNDS: Final = 30
 LONG_SEEDS: Final = range(100, 104)
 CONFIG: Final[dict[str, str | int | float | bool]] = {
     # Everything that is written aside, rolled, compacted and checkpointed happens all the time.
+    "min.segment.bytes": 1024,
     "log.segment.bytes": 64 << 10,
     "log.segment.delete.delay.ms": 200,
     "log.retention.check.interval.ms": 500,
@@ -209,7 +210,11 @@ def test_records_that_were_never_synced_are_missed(tmp_path: Path, lie: str) -> 
 
     Servers would notice too, by what they write down of their logs now and then, and serve none of these partitions.
     """
-    config = {"log.segment.bytes": 1024, "replica.high.watermark.checkpoint.interval.ms": 3_600_000}
+    config = {
+        "min.segment.bytes": 1024,
+        "log.segment.bytes": 1024,
+        "replica.high.watermark.checkpoint.interval.ms": 3_600_000,
+    }
     with powered_cluster(tmp_path, Random(3), lie=lie, config=config) as powered:
         make_topics(powered, partitions := 6)
         appends = AppendWorkload(powered.cluster.bootstrap, partitions, racks={})

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final, Protocol
 
 from broker.clock import Clock
@@ -64,6 +64,7 @@ from raftmeta.features import BASELINE, SUPPORTED, supports
 from raftmeta.image import CLUSTER_DEFAULT, NO_LOAD, BrokerImage, MetadataImage
 from raftmeta.port import MetadataPort
 from raftmeta.quotas import QuotaEntity, entity_order, matches
+from raftmeta.topic_configs import MAX_THROTTLED_REPLICAS, check_limits
 from replication.leader import ReplicaView
 
 
@@ -317,6 +318,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             partitions = request.partitions or self._config.num_partitions
             replication_factor = request.replication_factor or self._config.default_replication_factor
         self._check_partitions(request.name, partitions, partitions * replication_factor)
+        self._check_configs(request.configs, partitions)
         result = await self._commit_into(
             response,
             MetadataCommand(
@@ -412,6 +414,8 @@ class AdminService(admin_pb2_grpc.AdminServicer):
                     f"topic {resource.name[:249]!r} keeps {CLEANUP_POLICY}={COMPACT}: groups are kept there, and with "
                     "any other policy their offsets would be deleted by age, or never"
                 )
+        topic = self._metadata.image.topic(resource.name) if resource.type == ConfigResource.TOPIC else None
+        self._check_configs(request.set, 0 if topic is None else len(topic.partitions))
         command = AlterConfigsCommand(
             resource=resource, set=request.set, unset=request.unset, validate_only=request.validate_only
         )
@@ -597,6 +601,19 @@ class AdminService(admin_pb2_grpc.AdminServicer):
                 f"max.partitions.per.broker={self._config.max_partitions_per_broker} "
                 f"allows {allowed} on {brokers} broker{'' if brokers == 1 else 's'}"
             )
+
+    def _check_configs(self, configs: Mapping[str, str], partitions: int) -> None:
+        """Refuse values that would burden the brokers. `partitions`: of the topic; 0 if unknown.
+
+        Raises:
+            InvalidConfig: see `check_limits`.
+        """
+        named = max(1, len(self._metadata.image.brokers)) * partitions or MAX_THROTTLED_REPLICAS
+        check_limits(
+            configs,
+            min_segment_bytes=self._config.min_segment_bytes,
+            max_throttled_replicas=min(named, MAX_THROTTLED_REPLICAS),
+        )
 
     def _check_own(self, broker: str) -> None:
         if broker != str(self._config.node_id):

@@ -160,6 +160,7 @@ def _config(simulation: ClusterSimulation, node_id: int) -> BrokerConfig:
             "request.timeout.ms": 2_000,
             "offsets.topic.num.partitions": simulation.offsets_partitions,
             "offsets.topic.replication.factor": 3,
+            "min.segment.bytes": 1024,
             "offsets.topic.segment.bytes": 5_000,
             "transaction.state.log.num.partitions": simulation.state_partitions,
             "transaction.state.log.replication.factor": 3,

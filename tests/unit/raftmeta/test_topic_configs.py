@@ -19,6 +19,7 @@ from raftmeta.topic_configs import (
     DYNAMIC_BROKER_CONFIGS,
     TOPIC_CONFIGS,
     TOPIC_KEY_BY_BROKER_KEY,
+    check_limits,
     is_throttled,
 )
 from tests.support.metadata import accept, claim, create_topic, down, image_after, refusal, register, uuid_of
@@ -50,6 +51,71 @@ def test_a_throttled_replica_is_found_in_the_value() -> None:
     assert is_throttled("0:1,12:30", 12, 30)
     assert not is_throttled("0:1,12:30", 2, 30)
     assert not is_throttled("", 0, 1)
+
+
+def test_a_long_value_is_split_once_for_all_partitions() -> None:
+    class Counted(str):
+        splits = 0
+
+        def split(self, *arguments: object, **named: object) -> list[str]:
+            Counted.splits += 1
+            return str(self).split(",")
+
+    value = Counted("7:1,8:2")
+    assert [partition for partition in range(1_000) if is_throttled(value, partition, 1)] == [7]
+    assert Counted.splits == 1
+
+
+REPLICAS_OF_1000 = ",".join(f"{partition}:{broker}" for partition in range(1_000) for broker in (1, 2, 3))
+
+
+@pytest.mark.parametrize(
+    ("configs", "complaint"),
+    [
+        ({"leader.replication.throttled.replicas": "0:1," * 250_000 + "0:1"}, "has 1000003 characters"),
+        ({"leader_replication_throttled_replicas": REPLICAS_OF_1000}, "names 3000 replicas; at most 30 may be"),
+        ({"follower.replication.throttled.replicas": "0:1,0:2, 0:1"}, "names '0:1' twice"),
+        ({"cleanup.policy": "delete," * 100 + "delete"}, "names 'delete' twice"),
+        ({"log.cleanup.policy": "compact,delete,compact"}, "names 'compact' twice"),
+        ({"retention.ms": " " * 5_000 + "1"}, "has 5001 characters, at most 4096"),
+        ({"nonsense": "x" * 5_000}, "has 5000 characters, at most 4096"),
+        ({"file.delete.delay.ms": str((1 << 63) - 1)}, "stay for one day at most"),
+        ({"log.segment.delete.delay.ms": "25h"}, "stay for one day at most"),
+        ({"segment.bytes": "1024"}, "min.segment.bytes=1048576"),
+        ({"log_segment_bytes": "1023KiB"}, "min.segment.bytes=1048576"),
+    ],
+)
+def test_values_that_would_burden_the_brokers_are_refused(configs: dict[str, str], complaint: str) -> None:
+    with pytest.raises(InvalidConfig, match=complaint) as refused:
+        check_limits(configs, min_segment_bytes=1 << 20, max_throttled_replicas=30)
+    assert len(str(refused.value)) < 500
+
+
+@pytest.mark.parametrize(
+    "configs",
+    [
+        {},
+        {"leader.replication.throttled.replicas": REPLICAS_OF_1000},
+        {"leader.replication.throttled.replicas": "*", "follower.replication.throttled.replicas": ""},
+        {"cleanup.policy": "compact, delete"},
+        {"segment_bytes": "1MiB", "file.delete.delay.ms": "1d", "log.segment.delete.delay.ms": "0"},
+        {"nonsense": "is for the controllers to refuse"},
+    ],
+)
+def test_values_within_the_limits_pass(configs: dict[str, str]) -> None:
+    check_limits(configs, min_segment_bytes=1 << 20, max_throttled_replicas=3_000)
+
+
+def test_a_decision_on_a_command_from_before_the_limits_stays_as_it_was() -> None:
+    """Controllers decide again on the commands in their logs, so that a limit there would divide them."""
+    configs = {
+        "segment.bytes": "1024",
+        "file.delete.delay.ms": str((1 << 63) - 1),
+        "cleanup.policy": ",".join(["delete"] * 1_000),
+        "leader.replication.throttled.replicas": ",".join(["0:1"] * 50_000),
+    }
+    image = image_after(claim(), register(1), create_topic("a", 1, configs=configs))
+    assert image.topic_configs("a") == configs
 
 
 def test_a_throttle_is_a_rate_above_nothing() -> None:

@@ -80,3 +80,11 @@ def test_a_record_without_key_is_refused_where_the_topic_is_compacted(batch: byt
 
 def test_an_empty_key_is_a_key() -> None:
     validate_produced(keyed_batch([(b"", None)]), needs_keys=True)
+
+
+def test_a_broker_brings_values_from_before_the_limits_within_them() -> None:
+    before = LogConfig(segment_bytes=1024, segment_ms=1, file_delete_delay_ms=(1 << 63) - 1)
+    config = before.within_limits(1 << 20)
+    assert (config.segment_bytes, config.segment_ms, config.file_delete_delay_ms) == (1 << 20, 1_000, 86_400_000)
+    within = LogConfig(segment_bytes=2 << 20, segment_ms=5_000, file_delete_delay_ms=0)
+    assert within.within_limits(1 << 20) == within

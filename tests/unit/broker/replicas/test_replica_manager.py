@@ -493,6 +493,16 @@ async def test_the_role_after_a_truncation_is_the_newest_one(tmp_path: Path) -> 
         assert told == [True]
 
 
+# Limits of what a topic's configs may ask for
+
+
+def test_a_topics_segments_are_no_smaller_than_the_operator_allows() -> None:
+    image = with_topic(image_with(1, offset=1), configs={"segment.bytes": "1024", "segment.ms": "1"})
+    [topic] = image.topics.values()
+    rules = replica_manager.topic_rules(image, topic, {}, 1, 1 << 20)
+    assert (rules.log.segment_bytes, rules.log.segment_ms) == (1 << 20, 1_000)
+
+
 # What a record costs
 
 

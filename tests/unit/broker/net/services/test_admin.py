@@ -15,7 +15,7 @@ from broker.config.config import BROKER_CONFIGS, BrokerConfig
 from broker.net.services import metadata
 from broker.net.services.admin import LogIdentity
 from broker.net.services.metadata import MAX_NAMED
-from broker.net.services.node import LogView, describe_broker, describe_topic
+from broker.net.services.node import LogView, describe_broker, describe_topic, describe_topics
 from raftlog.errors import NotController, NotLeader
 from raftlog.v1 import admin_pb2, common_pb2
 from raftlog.v1.admin_pb2 import ConfigEntry
@@ -27,7 +27,8 @@ from raftmeta.topic_configs import DYNAMIC_BROKER_CONFIGS, TOPIC_CONFIGS
 from replication.leader import ReplicaView
 from tests.support import memory_metadata
 from tests.support.admin_service import BROKER, TOPIC, Cluster, Description, FakeLog, FakeLogs, run
-from tests.support.metadata import register, update_feature
+from tests.support.metadata import claim, create_topic, image_after, register, update_feature
+from tests.support.turns import counted_turns
 
 # Topics
 
@@ -215,6 +216,61 @@ def test_configs_are_altered_all_or_none() -> None:
         assert cluster.waited_for[-1] == cluster.image.offset
 
     run(work)
+
+
+HUGE = ",".join(f"0:{1_000_000_000 + broker}" for broker in range(30_000))
+
+
+def test_a_topic_gets_no_values_that_would_burden_the_brokers() -> None:
+    async def work(cluster: Cluster) -> None:
+        await cluster.create("a", partitions=2)
+        throttled = "leader.replication.throttled.replicas"
+        for configs in (
+            {throttled: HUGE},
+            {throttled: "0:1,1:1,1:2"},  # two partitions on one broker have two replicas
+            {"cleanup.policy": ",".join(["delete"] * 140_000)},
+            {"segment.bytes": "1024"},
+            {"file.delete.delay.ms": str((1 << 63) - 1)},
+        ):
+            for error in (
+                await cluster.alter(TOPIC, "a", configs),
+                (await cluster.create("b", partitions=2, configs=configs)).error,
+            ):
+                assert error.code == common_pb2.INVALID_CONFIG, configs.keys()
+        for key, value in (("log.segment.bytes", "1024"), ("log.segment.delete.delay.ms", "2d")):
+            assert (await cluster.alter(BROKER, "", {key: value})).code == common_pb2.INVALID_CONFIG
+        assert list(cluster.image.topic_id_by_name) == ["a"]
+        assert cluster.image.topic_configs("a") == {}
+        assert (await cluster.alter(TOPIC, "a", {throttled: "0:1,1:1"})).code == common_pb2.NONE
+
+    run(work)
+
+
+def test_the_least_segment_is_the_operators_choice() -> None:
+    async def work(cluster: Cluster) -> None:
+        assert (await cluster.create("a", configs={"segment.bytes": "4096"})).error.code == common_pb2.NONE
+        assert (await cluster.alter(TOPIC, "a", {"segment.bytes": "4095"})).code == common_pb2.INVALID_CONFIG
+
+    run(work, {"min.segment.bytes": 4096})
+
+
+def test_long_configs_are_described_in_turns_and_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forty topics with a MB each, from before it was refused, held up the event loop for seconds."""
+    monkeypatch.setattr("broker.net.services.node.shown", lambda *_: pytest.fail("a topic's configs hold no secrets"))
+    names = [f"t{number}" for number in range(40)]
+    configs = {"leader.replication.throttled.replicas": HUGE}
+    image = image_after(
+        claim(), register(1), *(create_topic(name, at, configs=configs) for at, name in enumerate(names, 1))
+    )
+    config = BrokerConfig.from_values({"node.id": 1, "log.dirs": "/data"})
+
+    async def main() -> None:
+        async with counted_turns() as turns:
+            found = await describe_topics(image, names, config, lambda name: None)
+            assert turns.count >= len(names) // 3
+        assert [entry.value for entry in found[0].entries if entry.key in configs] == [HUGE]
+
+    asyncio.run(main())
 
 
 def test_describing_what_is_not_there_is_an_error() -> None:
