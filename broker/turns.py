@@ -29,27 +29,25 @@ async def in_turns(
 
 
 class SharedTurns:
-    """A budget of work for each turn of the event loop, which all streams of a kind share.
+    """A budget of work between two turns of the event loop, which all streams of a kind share.
 
-    A stream takes what a piece of work costs before it does the work. The first pieces of a turn begin at once. Once
-    the budget is used up, the others wait for later turns: users one after another, each user's pieces in their order.
-    So neither one long request nor many streams hold up what else the event loop has to do.
+    A stream takes what a piece of work costs before it does the work. Once the budget is used up, pieces wait for later
+    turns: users one after another, each user's pieces in their order. So neither one long request nor many streams hold
+    up what else the event loop has to do, and while the budget lasts a piece costs one subtraction.
     """
 
     def __init__(self, budget: int) -> None:
         """`budget`: what the pieces of a turn may cost together; the last of them may go beyond it."""
         self._budget = self._left = budget
         self._waiting: dict[str, deque[tuple[asyncio.Future[None], int]]] = {}
-        """By user, the next one first; no user without pieces."""
+        """By user, the next one first; no user without pieces. While there are any, nothing of the budget is left."""
         self._is_running = False
 
     def take(self, cost: int) -> bool:
         """Take the cost of a piece from this turn. False: it has to `wait`."""
-        if self._left <= 0 or self._waiting:
+        if self._left <= 0:
             return False
         self._left -= cost
-        if not self._is_running:
-            self._run()
         return True
 
     async def wait(self, name: str, cost: int) -> None:
@@ -75,5 +73,5 @@ class SharedTurns:
             if not turn.done():  # else its stream has ended
                 self._left -= cost
                 turn.set_result(None)
-        if self._left < self._budget:
+        if self._waiting:
             self._run()

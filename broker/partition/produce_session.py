@@ -22,7 +22,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Final, Protocol, TypeVar
 
@@ -31,7 +31,7 @@ from broker.coordinator.transactions.verifier import ProducerChecks
 from broker.log.producer_state import REMEMBERED_BATCHES
 from broker.partition.partition import Partition
 from broker.partition.produce_work import BATCH_COST_BYTES, TURN_BYTES, ProduceWork
-from broker.quotas.manager import Measured, Meter, QuotaManager, whole_ms
+from broker.quotas.manager import QuotaManager, whole_ms
 from broker.replicas.replica_manager import TOPIC_ID_BYTES, ReplicaManager
 from broker.security.audit import network_of
 from broker.security.caller import EVERYTHING_ALLOWED, Caller, Decisions
@@ -64,6 +64,8 @@ MAX_LANES: Final = 10 * MAX_PRODUCERS
 CHECK_ON_LOOP_BYTES: Final = 4 << 20
 """Checking this many bytes takes a few milliseconds; nothing may block the event loop for more than ten. Neither a
 batch nor what all compressed batches of a message inflate to is checked on the event loop beyond it."""
+PIECE_BYTES: Final = TURN_BYTES // 4
+"""What a stream appends before it looks whether others wait for a turn."""
 LOOK_AT_A_TIME: Final = 256
 """Batches of a request whose headers are looked at in one go, 2 us each."""
 
@@ -77,6 +79,7 @@ _Chains = dict[tuple[bytes, int], int]
 """Of one lane, by topic id and partition: the largest chain in which a batch was refused, until a larger one comes."""
 
 Message = TypeVar("Message", contravariant=True)
+T = TypeVar("T")
 
 
 _MESSAGE_RESULTS: Final = 1_000
@@ -150,10 +153,14 @@ class ProduceSession:
         self._work = work
         self._share = network_of(who.host) if who.principal == ANONYMOUS else who.principal
         """The name of whose share of the broker's work this client takes."""
+        # Of the present message:
+        self._size_bytes = 0
         self._inflated_bytes = 0
-        """What the present message has inflated on the event loop."""
+        """What it has inflated on the event loop."""
         self._checking_ms = 0.0
-        """How long the present message has kept other threads busy."""
+        """How long it has kept other threads busy."""
+        self._waited_s = 0.0
+        """How long it has waited for others, so that the event loop did other work."""
         # So that no producer of a shared stream waits for another one's answers, whatever the configured number.
         self._max_in_flight = max(max_in_flight, MAX_PRODUCERS * REMEMBERED_BATCHES) if many else max_in_flight
         self._default_timeout_ms = default_timeout_ms
@@ -255,17 +262,22 @@ class ProduceSession:
                         "a message with several requests came on a call whose metadata lacks "
                         f"{': '.join(MANY_REQUESTS)}"
                     )
-                serving = self._serve_message(message, time.monotonic())
-                size_bytes = 0
-                if self._account is None:
-                    owing = await serving
-                else:
-                    size_bytes = sum(len(part.records) for each in (message, *message.more) for part in each.parts)
-                    meter = Meter()
-                    owing = await Measured(serving, meter)
-                del message, serving  # frees the payload, which an idle stream would keep otherwise
+                arrived_s = time.monotonic()
+                self._size_bytes = self._inflated_bytes = 0
+                self._checking_ms = self._waited_s = 0.0
+                owing: list[_Request] = []
+                for lane in message.head.left_lanes:
+                    self._lanes.pop(lane, None)  # from now on only answers that are owed refer to its chains
+                for request in (message, *message.more):
+                    self.was_used = self.was_used or bool(request.parts)
+                    costs, checked = await self._check_ahead(request)
+                    owed = await self._handle(request, costs, checked, arrived_s)
+                    if owed is not None:
+                        owing.append(owed)
+                del message, request, owed  # frees the payload, which an idle stream would keep otherwise
                 if self._account is not None:
-                    key, delay_ms = self._account.charge(size_bytes, meter.ms + self._checking_ms)
+                    worked_s = time.monotonic() - arrived_s - self._waited_s
+                    key, delay_ms = self._account.charge(self._size_bytes, worked_s * 1_000 + self._checking_ms)
                 if delay_ms > 0:
                     self._note_delay(owing, delay_ms)
                     await self._hold(key, delay_ms)
@@ -277,20 +289,6 @@ class ProduceSession:
             self._turned_out = error  # once its answers have left
         finally:
             self._answer_ready.set()
-
-    async def _serve_message(self, message: Produce, arrived_s: float) -> list[_Request]:
-        """Append the batches of a message; return its requests that have a response."""
-        self._inflated_bytes, self._checking_ms = 0, 0.0
-        for lane in message.head.left_lanes:
-            self._lanes.pop(lane, None)  # from now on only answers that are owed refer to its chains
-        owing: list[_Request] = []
-        for request in (message, *message.more):
-            self.was_used = self.was_used or bool(request.parts)
-            costs, checked = await self._check_ahead(request)
-            owed = await self._handle(request, costs, checked, arrived_s)
-            if owed is not None:
-                owing.append(owed)
-        return owing
 
     async def _hold(self, key: str, delay_ms: float) -> None:
         """Leave the stream unread for this time. Raises ThrottlingQuotaExceeded: too many are already."""
@@ -319,8 +317,9 @@ class ProduceSession:
         producers = self._producers
         for number, part in enumerate(request.parts):
             if number % LOOK_AT_A_TIME == LOOK_AT_A_TIME - 1:
-                await self._work.turn(self._share, TURN_BYTES // 8)
+                await self._turn(TURN_BYTES // 8)
             records = part.records
+            self._size_bytes += len(records)
             cost_bytes = checking_cost_bytes(records)
             inflated_bytes = self._inflated_bytes + cost_bytes - len(records)
             is_heavy = cost_bytes > CHECK_ON_LOOP_BYTES or inflated_bytes > CHECK_ON_LOOP_BYTES
@@ -336,7 +335,7 @@ class ProduceSession:
                 self._check_permissions(request.head, part)
                 partition = self._replica_manager.find(part.head.topic_id, part.head.partition)
                 if producers is not None and is_transactional:
-                    await producers.verify(request.head, records, partition)
+                    await self._waiting(producers.verify(request.head, records, partition))
             except RaftlogError as error:
                 checked[number] = error
                 continue
@@ -352,9 +351,22 @@ class ProduceSession:
 
     async def _check_elsewhere(self, unchecked: _Unchecked, size_bytes: int, checked: Checked) -> None:
         """Add the results of these batches, which other threads check."""
-        results, took_ms = await self._work.check(self._share, size_bytes, partial(_check, unchecked))
+        results, took_ms = await self._waiting(self._work.check(self._share, size_bytes, partial(_check, unchecked)))
         checked.update(results)
         self._checking_ms += took_ms
+
+    async def _turn(self, cost_bytes: int) -> None:
+        """Wait until the event loop may do this much work."""
+        if not self._work.turns.take(cost_bytes):
+            await self._waiting(self._work.turns.wait(self._share, cost_bytes))
+
+    async def _waiting(self, work: Awaitable[T]) -> T:
+        """Return the result of work that others do; the wait for it is no time of this message."""
+        begun_s = time.monotonic()
+        try:
+            return await work
+        finally:
+            self._waited_s += time.monotonic() - begun_s
 
     async def _handle(self, request: Produce, costs: list[int], checked: Checked, arrived_s: float) -> _Request | None:
         """Append the batches of a request, in as many turns as they cost; return it if it has a response."""
@@ -369,9 +381,10 @@ class ProduceSession:
         if not owed.missing:
             self._finish(owed)
             return owed
-        for number, part in enumerate(request.parts):
-            await self._work.turn(self._share, costs[number])
-            self._serve(part, owed, head, checked.get(number))
+        for piece, cost_bytes in _pieces(costs):
+            await self._turn(cost_bytes)
+            for number in piece:
+                self._serve(request.parts[number], owed, head, checked.get(number))
         owed.appended_s = time.monotonic()
         if owed.missing:
             self._unanswered[owed] = None
@@ -435,7 +448,7 @@ class ProduceSession:
         is_refused = False
         chains = self._chains_of(request.head.lane)
         for number, part in enumerate(request.parts):
-            await self._work.turn(self._share, costs[number])
+            await self._turn(costs[number])
             result = refused.response.results.add(base_offset=-1)
             try:
                 self._append(part, None, request.head, chains, checked.get(number))
@@ -568,3 +581,13 @@ def _check(unchecked: _Unchecked) -> Checked:
         except RaftlogError as error:
             results[number] = error
     return results
+
+
+def _pieces(costs: Sequence[int]) -> Iterator[tuple[range, int]]:
+    """Yield which batches of a request to append in one go, and what they cost."""
+    begin = cost_bytes = 0
+    for end, cost in enumerate(costs, 1):
+        cost_bytes += cost
+        if cost_bytes >= PIECE_BYTES or end == len(costs):
+            yield range(begin, end), cost_bytes
+            begin, cost_bytes = end, 0

@@ -38,11 +38,6 @@ class ProduceWork:
         self.turns = SharedTurns(TURN_BYTES)
         self.inflating = Room(inflating_bytes)
 
-    async def turn(self, name: str, cost_bytes: int) -> None:
-        """Wait until the event loop may do this much work for the user."""
-        if not self.turns.take(cost_bytes):
-            await self.turns.wait(name, cost_bytes)
-
     async def check(self, name: str, size_bytes: int, check: Callable[[], T]) -> tuple[T, float]:
         """Return the result of `check` in another thread, and for how many ms it kept a processor busy.
 
