@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextvars import ContextVar
 from typing import Final, TypeVar
@@ -32,3 +33,52 @@ async def in_turns(
             if wait is not None:
                 await wait()
                 wait = None
+
+
+class SharedTurns:
+    """A budget of work between two turns of the event loop, which all streams of a kind share.
+
+    A stream takes what a piece of work costs before it does the work. Once the budget is used up, pieces wait for later
+    turns: users one after another, each user's pieces in their order. So neither one long request nor many streams hold
+    up what else the event loop has to do, and while the budget lasts a piece costs one subtraction.
+    """
+
+    def __init__(self, budget: int) -> None:
+        """`budget`: what the pieces of a turn may cost together; the last of them may go beyond it."""
+        self._budget = self._left = budget
+        self._waiting: dict[str, deque[tuple[asyncio.Future[None], int]]] = {}
+        """By user, the next one first; no user without pieces. While there are any, nothing of the budget is left."""
+        self._is_running = False
+
+    def take(self, cost: int) -> bool:
+        """Take the cost of a piece from this turn. False: it has to `wait`."""
+        if self._left <= 0:
+            return False
+        self._left -= cost
+        return True
+
+    async def wait(self, name: str, cost: int) -> None:
+        """Return in the turn in which the piece may begin; `name`: the user whose work it is."""
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(name, deque()).append((turn, cost))
+        if not self._is_running:
+            self._run()
+        await turn
+
+    def _run(self) -> None:
+        self._is_running = True
+        asyncio.get_running_loop().call_soon(self._next_turn)
+
+    def _next_turn(self) -> None:
+        self._left, self._is_running = self._budget, False
+        while self._waiting and self._left > 0:
+            name = next(iter(self._waiting))
+            pieces = self._waiting.pop(name)
+            turn, cost = pieces.popleft()
+            if pieces:
+                self._waiting[name] = pieces  # behind the other users
+            if not turn.done():  # else its stream has ended
+                self._left -= cost
+                turn.set_result(None)
+        if self._waiting:
+            self._run()

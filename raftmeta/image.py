@@ -27,7 +27,12 @@ from raftlog.v1.records_pb2 import ConfigResource, MetadataRecord
 from raftmeta.credentials import KEY_BYTES, Credential, CredentialKey, Mechanism
 from raftmeta.producer_ids import ProducerIdKey
 from raftmeta.quotas import QuotaEntity, entity_order, quota_record
-from raftmeta.topic_configs import BROKER_KEY_BY_TOPIC_KEY, TOPIC_KEY_BY_BROKER_KEY
+from raftmeta.topic_configs import (
+    BROKER_KEY_BY_TOPIC_KEY,
+    MAX_INFLATE_BYTES,
+    TOPIC_CONFIGS,
+    TOPIC_KEY_BY_BROKER_KEY,
+)
 
 K = TypeVar("K", bound="str | bytes")
 V = TypeVar("V")
@@ -408,6 +413,11 @@ class MetadataImage:
             **self.resource_configs(ConfigResource.BROKER, CLUSTER_DEFAULT),
             **self.resource_configs(ConfigResource.BROKER, str(broker_id)),
         }
+
+    def max_inflate_bytes(self, broker_id: int, of_file: Mapping[str, str]) -> int:
+        """Return the most that a broker inflates of a batch, whatever the topic's config; `of_file`: as topic keys."""
+        dynamic = self.broker_configs(broker_id).get(BROKER_KEY_BY_TOPIC_KEY[MAX_INFLATE_BYTES])
+        return int(dynamic or of_file.get(MAX_INFLATE_BYTES) or str(TOPIC_CONFIGS.key(MAX_INFLATE_BYTES).default))
 
     def topic_configs(self, name: str, broker_id: int | None = None) -> dict[str, str]:
         """Return the topic's configs in canonical spelling.

@@ -119,7 +119,8 @@ _TOPIC_KEYS: tuple[tuple[ConfigKey, str], ...] = (
             minimum=1024,
             maximum=1 << 30,
             own=True,
-            doc="The largest inflated size of a compressed batch; a larger one is refused.",
+            doc="The largest inflated size of a compressed batch; a larger one is refused. A topic's own value is at "
+            "most the brokers': a larger one from before counts as theirs.",
         ),
         "",
     ),
@@ -318,6 +319,7 @@ REPLICATION_THROTTLE_KEYS: tuple[ConfigKey, ...] = tuple(
 DYNAMIC_BROKER_CONFIGS = ConfigDef("dynamic broker config", (*TOPIC_DEFAULT_KEYS, *REPLICATION_THROTTLE_KEYS))
 
 
+MAX_INFLATE_BYTES: Final = "max.inflate.bytes"
 MAX_VALUE_CHARACTERS: Final = 4_096
 MAX_THROTTLED_REPLICAS: Final = 30_000
 """Of one topic: three replicas of each of the most partitions that a topic may have."""
@@ -329,13 +331,14 @@ def check_limits(
     *,
     min_segment_bytes: int = 0,
     max_throttled_replicas: int = MAX_THROTTLED_REPLICAS,
+    max_inflate_bytes: int | None = None,
 ) -> None:
     """Refuse values, as a client asks for them, that would burden the brokers; of a topic, or of brokers.
 
     The broker that a client asks checks this, before it proposes a command. A decision must not depend on it: every
     controller decides again on the commands in its log, which may have larger values from before.
     The stored form of every other value is a number or a choice, so with these limits a topic's configs have at most
-    a KB in sum, besides its throttled replicas.
+    a KB in sum, besides its throttled replicas. `max_inflate_bytes`: the most that a topic may have; None: of brokers.
 
     Raises:
         InvalidConfig: a value is too long, names something twice, or is out of the limits.
@@ -360,6 +363,15 @@ def check_limits(
                 raise InvalidConfig(
                     f"{name}={value.strip()}: the broker's min.segment.bytes={min_segment_bytes} allows no smaller "
                     "segments, as each takes files and descriptors; set at least that"
+                )
+        elif key == MAX_INFLATE_BYTES and max_inflate_bytes is not None:
+            inflate_bytes = TOPIC_CONFIGS.key(key).parse(value)
+            assert isinstance(inflate_bytes, int)
+            if inflate_bytes > max_inflate_bytes:
+                raise InvalidConfig(
+                    f"{name}={value.strip()}: the brokers' own max.inflate.bytes={max_inflate_bytes} is the most that "
+                    "a topic may have, as they take that much memory to check a batch; set at most that, or have an "
+                    "administrator raise theirs"
                 )
         elif key == "file.delete.delay.ms":
             delay_ms = TOPIC_CONFIGS.key(key).parse(value)

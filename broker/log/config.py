@@ -79,10 +79,14 @@ class LogConfig:
             return min(self.segment_ms, self.max_compaction_lag_ms)
         return self.segment_ms
 
-    def within_limits(self, min_segment_bytes: int) -> LogConfig:
-        """Return the config as a broker applies it: values from before the limits on them are brought within."""
+    def within_limits(self, min_segment_bytes: int, max_inflate_bytes: int | None = None) -> LogConfig:
+        """Return the config as a broker applies it: values from before the limits on them are brought within.
+
+        `max_inflate_bytes`: the broker's own; None: this is the broker's own config.
+        """
         return replace(
             self,
+            max_inflate_bytes=min(self.max_inflate_bytes, max_inflate_bytes or self.max_inflate_bytes),
             segment_bytes=max(self.segment_bytes, min_segment_bytes),
             segment_ms=max(self.segment_ms, MIN_SEGMENT_MS),
             file_delete_delay_ms=min(self.file_delete_delay_ms, MAX_FILE_DELETE_DELAY_MS),

@@ -4,8 +4,12 @@ Permissions (KIP-11): each part needs WRITE of its topic. A transactional batch 
 id, or the sink, that the request names. `ProducerChecks` (`broker/coordinator/transactions/verifier.py`) decides which
 producer ids the client may use; the batches of a stream wait while a transaction's coordinator is asked.
 
-Quotas (KIP-13, KIP-124): a message is served and then charged. Its responses carry the rest of the delay, and the next
-message is not read before the delay is over.
+Quotas (KIP-13, KIP-124): a message is served and then charged, with the time that its checks took in other threads.
+Its responses carry the rest of the delay, and the next message is not read before the delay is over.
+
+A message may have 10,000 batches, each of which inflates to a thousand times its size. So the streams of a broker share
+the turns of the event loop (`ProduceWork`), and what a message inflates beyond some MiB is checked in other threads
+(docs/adr/0051).
 
 With `many` the stream belongs to several producers of one client (docs/adr/0040): a message has requests of several of
 them, each with its lane, and a message to the client has all answers that are ready.
@@ -18,17 +22,20 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterable
-from concurrent.futures import Executor
+from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Final, Protocol, TypeVar
 
 from broker.coordinator.internal_topics import refuse_internal
 from broker.coordinator.transactions.verifier import ProducerChecks
 from broker.log.producer_state import REMEMBERED_BATCHES
+from broker.partition.partition import Partition
+from broker.partition.produce_work import BATCH_COST_BYTES, TURN_BYTES, ProduceWork
 from broker.quotas.manager import QuotaManager, whole_ms
 from broker.replicas.replica_manager import TOPIC_ID_BYTES, ReplicaManager
+from broker.security.audit import network_of
 from broker.security.caller import EVERYTHING_ALLOWED, Caller, Decisions
+from raftlog._core.security.acls import ANONYMOUS
 from raftlog._core.traceparent import MAX_TRACES
 from raftlog.errors import (
     BrokerOverloaded,
@@ -40,7 +47,7 @@ from raftlog.errors import (
     ThrottlingQuotaExceeded,
     to_wire,
 )
-from raftlog.format import BatchHeader, checking_cost_bytes
+from raftlog.format import BatchHeader, Buffer, checking_cost_bytes
 from raftlog.format.header import says_transactional
 from raftlog.format.wire import MANY_REQUESTS, MAX_PRODUCERS, Produce, ProducePart
 from raftlog.v1 import log_pb2
@@ -55,15 +62,24 @@ MAX_BROKEN_CHAINS: Final = 16_384
 MAX_LANES: Final = 10 * MAX_PRODUCERS
 """Producers of one stream of which the client has not said that they have left; bounds memory likewise."""
 CHECK_ON_LOOP_BYTES: Final = 4 << 20
-"""Checking this many bytes takes a few milliseconds; nothing may block the event loop for more than ten."""
+"""Checking this many bytes takes a few milliseconds; nothing may block the event loop for more than ten. Neither a
+batch nor what all compressed batches of a message inflate to is checked on the event loop beyond it."""
+PIECE_BYTES: Final = TURN_BYTES // 4
+"""What a stream appends before it looks whether others wait for a turn."""
+LOOK_AT_A_TIME: Final = 256
+"""Batches of a request whose headers are looked at in one go, 2 us each."""
 
 Checked = dict[int, BatchHeader | RaftlogError]
 """Results of batches that were checked off the event loop, by their place in the request."""
+
+_Unchecked = list[tuple[int, Partition, Buffer]]
+"""Batches that one job is to check, with their places in the request."""
 
 _Chains = dict[tuple[bytes, int], int]
 """Of one lane, by topic id and partition: the largest chain in which a batch was refused, until a larger one comes."""
 
 Message = TypeVar("Message", contravariant=True)
+T = TypeVar("T")
 
 
 _MESSAGE_RESULTS: Final = 1_000
@@ -114,7 +130,7 @@ class ProduceSession:
     def __init__(
         self,
         replica_manager: ReplicaManager,
-        disk: Executor,
+        work: ProduceWork,
         *,
         max_in_flight: int,
         default_timeout_ms: int,
@@ -134,7 +150,17 @@ class ProduceSession:
         self._quotas = quotas
         self._account = None if quotas is None else quotas.account(who, PRODUCER_BYTE_RATE)
         self._replica_manager = replica_manager
-        self._disk = disk
+        self._work = work
+        self._share = network_of(who.host) if who.principal == ANONYMOUS else who.principal
+        """The name of whose share of the broker's work this client takes."""
+        # Of the present message:
+        self._size_bytes = 0
+        self._inflated_bytes = 0
+        """What it has inflated on the event loop."""
+        self._checking_ms = 0.0
+        """How long it has kept other threads busy."""
+        self._waited_s = 0.0
+        """How long it has waited for others, so that the event loop did other work."""
         # So that no producer of a shared stream waits for another one's answers, whatever the configured number.
         self._max_in_flight = max(max_in_flight, MAX_PRODUCERS * REMEMBERED_BATCHES) if many else max_in_flight
         self._default_timeout_ms = default_timeout_ms
@@ -237,29 +263,25 @@ class ProduceSession:
                         f"{': '.join(MANY_REQUESTS)}"
                     )
                 arrived_s = time.monotonic()
-                worked_s, size_bytes = 0.0, 0
+                self._size_bytes = self._inflated_bytes = 0
+                self._checking_ms = self._waited_s = 0.0
                 owing: list[_Request] = []
                 for lane in message.head.left_lanes:
                     self._lanes.pop(lane, None)  # from now on only answers that are owed refer to its chains
                 for request in (message, *message.more):
                     self.was_used = self.was_used or bool(request.parts)
-                    checked = await self._check_ahead(request)
-                    begun_s = time.monotonic()
-                    owed = self._handle(request, checked, arrived_s)
+                    costs, checked = await self._check_ahead(request)
+                    owed = await self._handle(request, costs, checked, arrived_s)
                     if owed is not None:
                         owing.append(owed)
-                    size_bytes += sum(len(part.records) for part in request.parts)
-                    worked_s += time.monotonic() - begun_s
-                del message, request  # frees the payload, which an idle stream would keep otherwise
+                del message, request, owed  # frees the payload, which an idle stream would keep otherwise
                 if self._account is not None:
-                    key, delay_ms = self._account.charge(size_bytes, worked_s * 1_000)
+                    worked_s = time.monotonic() - arrived_s - self._waited_s
+                    key, delay_ms = self._account.charge(self._size_bytes, worked_s * 1_000 + self._checking_ms)
                 if delay_ms > 0:
-                    quotas = self._quotas
-                    assert quotas is not None, "without quotas there is no delay"
-                    for owed in owing:
-                        owed.held_until_ms = quotas.now_ms() + delay_ms
+                    self._note_delay(owing, delay_ms)
                     await self._hold(key, delay_ms)
-                del owed, owing  # and the answers
+                del owing  # and the answers
                 while self._in_flight >= self._max_in_flight:
                     self._room.clear()
                     await self._room.wait()
@@ -273,39 +295,84 @@ class ProduceSession:
         assert self._quotas is not None, "without quotas there is no delay"
         await self._quotas.hold_unread(self._who, key, delay_ms)
 
+    def _note_delay(self, owing: Iterable[_Request], delay_ms: float) -> None:
+        """Have the answers say that the client's next message is not read for this time."""
+        assert self._quotas is not None, "without quotas there is no delay"
+        for owed in owing:
+            owed.held_until_ms = self._quotas.now_ms() + delay_ms
+
     def _left_ms(self, until_ms: float) -> int:
         assert self._quotas is not None, "without quotas there is no delay"
         return whole_ms(until_ms - self._quotas.now_ms())
 
-    async def _check_ahead(self, request: Produce) -> Checked:
+    async def _check_ahead(self, request: Produce) -> tuple[list[int], Checked]:
         """Check large batches off the event loop, and transactions with their coordinators.
 
-        Later requests of this stream wait meanwhile.
+        Later requests of this stream wait meanwhile. Return what each batch costs the event loop, and the results.
         """
+        costs: list[int] = []
         checked: Checked = {}
+        unchecked: _Unchecked = []
+        checking_bytes = 0
         producers = self._producers
         for number, part in enumerate(request.parts):
-            is_heavy = checking_cost_bytes(part.records) > CHECK_ON_LOOP_BYTES
-            is_transactional = producers is not None and says_transactional(part.records)
-            if not is_heavy and not is_transactional:
-                continue
+            if number % LOOK_AT_A_TIME == LOOK_AT_A_TIME - 1:
+                await self._turn(TURN_BYTES // 8)
+            records = part.records
+            self._size_bytes += len(records)
+            cost_bytes = checking_cost_bytes(records)
+            inflated_bytes = self._inflated_bytes + cost_bytes - len(records)
+            is_heavy = cost_bytes > CHECK_ON_LOOP_BYTES or inflated_bytes > CHECK_ON_LOOP_BYTES
+            is_transactional = producers is not None and says_transactional(records)
+            if is_heavy:
+                costs.append(BATCH_COST_BYTES + len(records))
+            else:
+                costs.append(BATCH_COST_BYTES + cost_bytes)
+                self._inflated_bytes = inflated_bytes
+                if not is_transactional:
+                    continue
             try:
                 self._check_permissions(request.head, part)
                 partition = self._replica_manager.find(part.head.topic_id, part.head.partition)
                 if producers is not None and is_transactional:
-                    await producers.verify(request.head, part.records, partition)
-                if is_heavy:
-                    loop = asyncio.get_running_loop()
-                    checked[number] = await loop.run_in_executor(self._disk, partition.check, part.records)
+                    await self._waiting(producers.verify(request.head, records, partition))
             except RaftlogError as error:
                 checked[number] = error
-        return checked
+                continue
+            if is_heavy:
+                unchecked.append((number, partition, records))
+                checking_bytes += cost_bytes
+                if checking_bytes > CHECK_ON_LOOP_BYTES:
+                    await self._check_elsewhere(unchecked, checking_bytes, checked)
+                    unchecked, checking_bytes = [], 0
+        if unchecked:
+            await self._check_elsewhere(unchecked, checking_bytes, checked)
+        return costs, checked
 
-    def _handle(self, request: Produce, checked: Checked, arrived_s: float) -> _Request | None:
-        """Append the batches of a request; return it if it has a response."""
+    async def _check_elsewhere(self, unchecked: _Unchecked, size_bytes: int, checked: Checked) -> None:
+        """Add the results of these batches, which other threads check."""
+        results, took_ms = await self._waiting(self._work.check(self._share, size_bytes, partial(_check, unchecked)))
+        checked.update(results)
+        self._checking_ms += took_ms
+
+    async def _turn(self, cost_bytes: int) -> None:
+        """Wait until the event loop may do this much work."""
+        if not self._work.turns.take(cost_bytes):
+            await self._waiting(self._work.turns.wait(self._share, cost_bytes))
+
+    async def _waiting(self, work: Awaitable[T]) -> T:
+        """Return the result of work that others do; the wait for it is no time of this message."""
+        begun_s = time.monotonic()
+        try:
+            return await work
+        finally:
+            self._waited_s += time.monotonic() - begun_s
+
+    async def _handle(self, request: Produce, costs: list[int], checked: Checked, arrived_s: float) -> _Request | None:
+        """Append the batches of a request, in as many turns as they cost; return it if it has a response."""
         head = request.head
         if head.acks == log_pb2.NO_ACK:
-            self._handle_unacknowledged(request, checked, arrived_s)
+            await self._handle_unacknowledged(request, costs, checked, arrived_s)
             return None
         owed = _Request(head.correlation_id, arrived_s, head.timeout_ms or self._default_timeout_ms)
         owed.missing = len(request.parts)
@@ -314,8 +381,10 @@ class ProduceSession:
         if not owed.missing:
             self._finish(owed)
             return owed
-        for number, part in enumerate(request.parts):
-            self._serve(part, owed, head, checked.get(number))
+        for piece, cost_bytes in _pieces(costs):
+            await self._turn(cost_bytes)
+            for number in piece:
+                self._serve(request.parts[number], owed, head, checked.get(number))
         owed.appended_s = time.monotonic()
         if owed.missing:
             self._unanswered[owed] = None
@@ -368,7 +437,9 @@ class ProduceSession:
             if not answered:
                 owed.open.append(answer)
 
-    def _handle_unacknowledged(self, request: Produce, checked: Checked, arrived_s: float) -> None:
+    async def _handle_unacknowledged(
+        self, request: Produce, costs: list[int], checked: Checked, arrived_s: float
+    ) -> None:
         """Append with acks=0: only a request with a refused part is answered, so that the client finds the leader.
 
         The client has counted the records as sent, so those on their way to this broker are lost.
@@ -377,6 +448,7 @@ class ProduceSession:
         is_refused = False
         chains = self._chains_of(request.head.lane)
         for number, part in enumerate(request.parts):
+            await self._turn(costs[number])
             result = refused.response.results.add(base_offset=-1)
             try:
                 self._append(part, None, request.head, chains, checked.get(number))
@@ -498,3 +570,24 @@ class ProduceSession:
 
 def _acknowledges(response: log_pb2.ProduceResponse) -> bool:
     return not all(result.HasField("error") for result in response.results)
+
+
+def _check(unchecked: _Unchecked) -> Checked:
+    """Return what the checks say of these batches. In any thread."""
+    results: Checked = {}
+    for number, partition, records in unchecked:
+        try:
+            results[number] = partition.check(records)
+        except RaftlogError as error:
+            results[number] = error
+    return results
+
+
+def _pieces(costs: Sequence[int]) -> Iterator[tuple[range, int]]:
+    """Yield which batches of a request to append in one go, and what they cost."""
+    begin = cost_bytes = 0
+    for end, cost in enumerate(costs, 1):
+        cost_bytes += cost
+        if cost_bytes >= PIECE_BYTES or end == len(costs):
+            yield range(begin, end), cost_bytes
+            begin, cost_bytes = end, 0

@@ -111,7 +111,9 @@ def topic_rules(
     """
     configs = {**topic_defaults, **image.topic_configs(topic.name, broker_id)}
     return TopicRules(
-        LogConfig.from_topic_configs(configs).within_limits(min_segment_bytes),
+        LogConfig.from_topic_configs(configs).within_limits(
+            min_segment_bytes, image.max_inflate_bytes(broker_id, topic_defaults)
+        ),
         max(image.min_insync_replicas(topic), int(configs.get(MIN_INSYNC_REPLICAS, "1"))),
         configs.get(THROTTLED_REPLICAS_OF_LEADER, ""),
         configs.get(THROTTLED_REPLICAS_OF_FOLLOWER, ""),

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from raftlog._core.cluster import TopicView
 from raftlog._core.traceparent import MAX_TRACES, TRACE_ID
 from raftlog.errors import BrokerUnavailable, InvalidPartitions, InvalidRequestError, MessageTooLarge, RaftlogError
-from raftlog.format import HEADERS_TYPE, Codec, Columns, decode_batch, encode_batch, stamp_producer
+from raftlog.format import HEADERS_TYPE, MAX_RECORDS, Codec, Columns, decode_batch, encode_batch, stamp_producer
 from raftlog.format.small_batch import FEW, SHORT_BYTES, encode_few
 from raftlog.types import Header, RecordMetadata
 
@@ -239,6 +239,9 @@ RECORD_BYTES: Final = 24
 HEADER_ENTRY_BYTES: Final = 16
 BATCH_BYTES: Final = 768
 """An upper bound of a batch's overhead: its header, the Arrow message around the columns, and padding."""
+
+MOST_BATCH_BYTES: Final = MAX_RECORDS * RECORD_BYTES + BATCH_BYTES
+"""A batch of several records is no larger, so that it has no more than brokers accept."""
 
 
 def record_bytes(value: bytes | None, key: bytes | None, headers: tuple[Header, ...]) -> int:
@@ -1003,7 +1006,7 @@ class Accumulator:
         batch = Batch(
             queue,
             queue.next_order(),
-            reservation,
+            max(min(reservation, MOST_BATCH_BYTES), size + BATCH_BYTES),
             now_ms + self.config.delivery_timeout_ms,
             now_ms + self.config.linger_ms,
         )

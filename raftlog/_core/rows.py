@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from raftlog._core.accumulator import (
     BATCH_BYTES,
     HEADER_ENTRY_BYTES,
+    MOST_BATCH_BYTES,
     RECORD_BYTES,
     Accumulator,
     TopicQueues,
@@ -399,11 +400,12 @@ def prepare(
 
 
 def pieces_of(given: Sized, queues: TopicQueues, limit_bytes: int) -> Iterator[Piece]:
-    """Yield the rows as pieces of at most `limit_bytes`, in the order of each partition.
+    """Yield the rows as pieces of at most `limit_bytes`, and at most `MAX_RECORDS`, in the order of each partition.
 
     Raises:
         InvalidPartitions: a row names a partition that does not exist; raised before the first piece.
     """
+    limit_bytes = min(limit_bytes, MOST_BATCH_BYTES - BATCH_BYTES)
     prepared = [
         (stretch, partitions_of(stretch, queues)) for rows, sizes in given for stretch in stretches(rows, sizes)
     ]

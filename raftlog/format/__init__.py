@@ -23,7 +23,7 @@ from raftlog.format.header import (
     parse_header,
     with_append_time,
 )
-from raftlog.format.validation import checking_cost_bytes, validate_produced
+from raftlog.format.validation import MAX_RECORDS, checking_cost_bytes, validate_produced
 from raftlog.types import Codec
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "HEADER_BYTES",
     "LENGTH_END",
     "MAGIC",
+    "MAX_RECORDS",
     "STAMP_BYTES",
     "Attributes",
     "BatchHeader",

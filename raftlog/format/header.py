@@ -47,6 +47,7 @@ from raftlog.types import Codec
 
 MAGIC: Final = 1
 HEADER_BYTES: Final = 64
+LENGTH_START: Final = 8
 LENGTH_END: Final = 12
 """The position after `batch_length`, which counts the bytes from here on."""
 STAMP_BYTES: Final = 16
@@ -58,6 +59,7 @@ NO_PRODUCER_ID: Final = -1
 
 _HEADER = struct.Struct("<qIiBIHIIqqqhi3s")
 _STAMP = struct.Struct("<qIi")
+_LENGTH = struct.Struct("<I")
 _CHECKED = struct.Struct("<HIIqqqhi3s")
 _PRODUCER = struct.Struct("<qh")
 _RESERVED: Final = b"\0\0\0"
@@ -172,6 +174,19 @@ def says_transactional(data: Buffer) -> bool:
 def producer_of(data: Buffer) -> tuple[int, int]:
     """Return producer id and epoch of the first batch, without any other check; (-1, -1) for an incomplete header."""
     return _PRODUCER.unpack_from(data, PRODUCER_START) if len(data) >= HEADER_BYTES else (NO_PRODUCER_ID, -1)
+
+
+def first_batches(data: Buffer, position: int, most: int) -> tuple[int, int]:
+    """Return where the first `most` batches from `position` on end, and how many they are, without any check.
+
+    What is no batch, or is cut short, counts as one that takes the rest.
+    """
+    end, count = len(data), 0
+    while count < most and position < end:
+        length = _LENGTH.unpack_from(data, position + LENGTH_START)[0] if position + LENGTH_END <= end else 0
+        position = position + LENGTH_END + length if length >= HEADER_BYTES - LENGTH_END else end
+        count += 1
+    return min(position, end), count
 
 
 def parse_header(data: Buffer, position: int = 0) -> BatchHeader:

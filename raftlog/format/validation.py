@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import pyarrow.compute as pc
 
-from raftlog.errors import CorruptRecordError, InvalidRecord
+from raftlog.errors import CorruptRecordError, InvalidRecord, MessageTooLarge
 from raftlog.format.batch import decode_columns, parse_batch
 from raftlog.format.compression import DEFAULT_LIMITS, InflateLimits, claimed_inflated_size
 from raftlog.format.control import MAX_PRODUCER_EPOCH
@@ -21,6 +21,9 @@ from raftlog.format.header import (
 )
 from raftlog.format.small_batch import is_of_few
 
+MAX_RECORDS: Final = 1_000_000
+"""The most records of a produced batch: a few bytes may hold a hundred million, and readers handle each of them. Logs
+may have larger batches from before."""
 _KEY: Final = int(Attributes.KEY)
 _TIMESTAMP: Final = int(Attributes.TIMESTAMP)
 _TRANSACTIONAL: Final = int(Attributes.TRANSACTIONAL)
@@ -32,15 +35,20 @@ def validate_produced(
 ) -> BatchHeader:
     """Return the header of `batch` if it may be appended as it is.
 
-    Checked, in this order: length, magic, attributes, counts, checksum, stamps still empty, codec, inflated size,
-    Arrow message against the schema, row count, producer id and sequence, timestamps; with `needs_keys` (a
-    compacted topic) that every record has a key.
+    Checked, in this order: length, magic, attributes, counts, checksum, number of records, stamps still empty, codec,
+    inflated size, Arrow message against the schema, row count, producer id and sequence, timestamps; with `needs_keys`
+    (a compacted topic) that every record has a key.
 
     Raises:
+        MessageTooLarge: more than `MAX_RECORDS` records. A producer splits such a batch.
         CorruptRecordError: or one of its subclasses; the message names the reason.
         UnsupportedVersion: the batch has another magic.
     """
     header = parse_batch(batch)
+    if header.record_count > MAX_RECORDS:
+        raise MessageTooLarge(
+            f"the batch has {header.record_count} records, at most {MAX_RECORDS} fit one; send smaller batches"
+        )
     columns = None if is_of_few(batch, header) else decode_columns(batch, 0, header, limits)
     if header.size != len(batch):
         raise CorruptRecordError(

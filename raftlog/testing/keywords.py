@@ -393,7 +393,7 @@ class ServerKeywords(TypedDict, total=False):
     rolled and the log compacted, whatever the ratio."""
     max_inflate_bytes: int | str
     """Default of the topic config max.inflate.bytes. The largest inflated size of a compressed batch; a larger one is
-    refused."""
+    refused. A topic's own value is at most the brokers': a larger one from before counts as theirs."""
     message_max_bytes: int | str
     """Default of the topic config max.message.bytes. The largest batch that is accepted, in compressed form. The
     brokers' socket.request.max.bytes must leave room for it."""

@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, Final
 
 import grpc
@@ -25,6 +25,7 @@ from raftlog._client.connections import in_words
 from raftlog._client.security import ChannelTls, dial
 from raftlog.errors import AuthorizationError, BrokerUnavailable, InvalidRequestError, RaftlogError
 from raftlog.format import wire
+from raftlog.format.header import first_batches
 from raftlog.v1 import replication_pb2
 from replication.follower_session import FollowerOptions, FollowerSession, PartitionKey
 from replication.pacing import LiveTraffic
@@ -46,6 +47,8 @@ SILENCE_S: Final = 2.0
 """A leader that is silent for this long counts as gone; paused or cut off, it keeps its connections open."""
 LINGER_S: Final = 1.0
 """How long a link without partitions stays open; leaderships often come back."""
+BATCHES_IN_A_TURN: Final = 64
+"""A leader may send thousands of small batches in a message. After so many of them the event loop does other work."""
 CHANNEL_OPTIONS: Final[list[tuple[str, Any]]] = [
     # No limit on received messages: the credit bounds them, and the largest batch that a topic allows has to pass.
     ("grpc.max_receive_message_length", -1),
@@ -59,6 +62,36 @@ assert SIGN_OF_LIFE_MS * 2 / 1000 < SILENCE_S
 
 AddressOf = Callable[[int], str | None]
 """Returns where a broker listens for other nodes, as `host:port`; None while that is not known."""
+
+
+def in_pieces(frames: Iterable[wire.ReplicaFrame], most: int) -> Iterator[list[wire.ReplicaFrame]]:
+    """Yield the frames of a message in lists of about `most` batches; a frame of more batches becomes several.
+
+    Frames without records count as one batch. Only the first frame that is made of another has its traces.
+    """
+    piece: list[wire.ReplicaFrame] = []
+    left = most
+    for frame in frames:
+        head, records = frame
+        position, count = first_batches(records, 0, left)
+        if position == len(records):
+            piece.append(frame)
+        else:
+            piece.append(wire.ReplicaFrame(head, records[:position]))
+            untraced = replication_pb2.ReplicaFrame()
+            untraced.CopyFrom(head)
+            untraced.ClearField("traceparents")
+        left -= max(1, count)
+        while left <= 0:
+            yield piece
+            piece, left = [], most
+            if position < len(records):
+                begin = position
+                position, count = first_batches(records, begin, left)
+                piece.append(wire.ReplicaFrame(untraced, records[begin:position]))
+                left -= count
+    if piece:
+        yield piece
 
 
 class ReplicaFetchers:
@@ -282,8 +315,11 @@ class LeaderLink:
         while (frames := await call.read()) is not aio.EOF:
             if frames is None:
                 raise InvalidRequestError(f"broker {self._leader_id} sent a message that is not a ReplicateResponse")
-            self._heard_ms = now_ms()
-            session.handle(frames, self._heard_ms)
+            for number, piece in enumerate(in_pieces(frames, BATCHES_IN_A_TURN)):
+                if number:
+                    await asyncio.sleep(0)
+                self._heard_ms = now_ms()
+                session.handle(piece, self._heard_ms)
         raise await _ending(call)
 
     async def _write(self, call: Any) -> None:

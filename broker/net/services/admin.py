@@ -419,7 +419,8 @@ class AdminService(admin_pb2_grpc.AdminServicer):
                     "any other policy their offsets would be deleted by age, or never"
                 )
         topic = self._metadata.image.topic(resource.name) if resource.type == ConfigResource.TOPIC else None
-        self._check_configs(request.set, 0 if topic is None else len(topic.partitions))
+        is_of_brokers = resource.type == ConfigResource.BROKER
+        self._check_configs(request.set, 0 if topic is None else len(topic.partitions), is_of_brokers=is_of_brokers)
         command = AlterConfigsCommand(
             resource=resource, set=request.set, unset=request.unset, validate_only=request.validate_only
         )
@@ -610,17 +611,21 @@ class AdminService(admin_pb2_grpc.AdminServicer):
                     f"{'' if brokers == 1 else 's'}"
                 )
 
-    def _check_configs(self, configs: Mapping[str, str], partitions: int) -> None:
+    def _check_configs(self, configs: Mapping[str, str], partitions: int, *, is_of_brokers: bool = False) -> None:
         """Refuse values that would burden the brokers. `partitions`: of the topic; 0 if unknown.
+
+        Those of brokers are for all topics, and only administrators set them.
 
         Raises:
             InvalidConfig: see `check_limits`.
         """
-        named = max(1, len(self._metadata.image.brokers)) * partitions or MAX_THROTTLED_REPLICAS
+        image, config = self._metadata.image, self._config
+        named = max(1, len(image.brokers)) * partitions or MAX_THROTTLED_REPLICAS
         check_limits(
             configs,
-            min_segment_bytes=self._config.min_segment_bytes,
+            min_segment_bytes=config.min_segment_bytes,
             max_throttled_replicas=min(named, MAX_THROTTLED_REPLICAS),
+            max_inflate_bytes=None if is_of_brokers else image.max_inflate_bytes(config.node_id, config.topic_defaults),
         )
 
     def _check_own(self, broker: str) -> None:

@@ -23,6 +23,7 @@ from broker.net.services.calls import Answer, end_stream
 from broker.partition.fetch_session import MAX_PARTS, FetchSession, readable_end
 from broker.partition.partition import Partition
 from broker.partition.produce_session import ProduceSession
+from broker.partition.produce_work import ProduceWork
 from broker.quotas.manager import QuotaManager
 from broker.replicas.replica_manager import ReplicaManager
 from broker.security.caller import Caller, Decisions, caller
@@ -72,6 +73,7 @@ class LogService:
         self._registry = registry
         self._config = config
         self._disk = disk
+        self._produce_work = ProduceWork(disk)
         self._producers = producers
         self._streams = 0
 
@@ -107,7 +109,7 @@ class LogService:
             await send_headers(context)
         session = ProduceSession(
             self._registry,
-            self._disk,
+            self._produce_work,
             max_in_flight=self._config.max_in_flight_requests,
             default_timeout_ms=self._config.request_timeout_ms,
             who=who,

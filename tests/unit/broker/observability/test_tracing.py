@@ -20,6 +20,7 @@ from broker.observability.partition_traces import MAX_RANGES, PartitionTraces
 from broker.observability.tracing import EXPORT_TIMEOUT_S, NodeTracing
 from broker.partition.fetch_session import FetchSession
 from broker.partition.produce_session import ProduceSession
+from broker.partition.produce_work import ProduceWork
 from raftlog._core.traceparent import MAX_TRACES, Traceparent
 from raftlog.errors import CorruptRecordError, InvalidConfig, NotLeader, UnknownTopicId
 from raftlog.format import wire
@@ -112,7 +113,7 @@ def produce(number: int, *traceparents: object, acks: int = log_pb2.ALL, epoch: 
 @asynccontextmanager
 async def producing(parts: Parts) -> AsyncIterator[tuple[Requests[wire.Produce], ProduceWriter]]:
     requests, writer = Requests[wire.Produce](), ProduceWriter()
-    session = ProduceSession(parts.registry, parts.disk, max_in_flight=5, default_timeout_ms=30_000)
+    session = ProduceSession(parts.registry, ProduceWork(parts.disk), max_in_flight=5, default_timeout_ms=30_000)
     running = asyncio.create_task(session.run(requests.__aiter__(), writer))
     try:
         yield requests, writer

@@ -14,6 +14,7 @@ import pytest
 from broker.log.partition_log import FlushTicket
 from broker.partition import produce_session
 from broker.partition.produce_session import ProduceSession
+from broker.partition.produce_work import ProduceWork
 from raftlog.errors import BrokerOverloaded, InvalidRequestError, StorageError, UnknownTopicId
 from raftlog.format import Codec, wire
 from raftlog.v1 import common_pb2, log_pb2
@@ -41,7 +42,11 @@ async def session(
     requests, writer = Requests[wire.Produce](), ProduceWriter()
     running = asyncio.create_task(
         ProduceSession(
-            parts.registry, parts.disk, max_in_flight=max_in_flight, default_timeout_ms=timeout_ms, many=many
+            parts.registry,
+            ProduceWork(parts.disk),
+            max_in_flight=max_in_flight,
+            default_timeout_ms=timeout_ms,
+            many=many,
         ).run(requests.__aiter__(), writer)
     )
     try:
@@ -536,7 +541,7 @@ async def test_a_request_counts_although_its_client_left_with_the_answer(tmp_pat
     async with Parts(tmp_path) as parts:
         counters = parts.registry.counters
         requests, client = Requests[wire.Produce](), LeavingClient()
-        session = ProduceSession(parts.registry, parts.disk, max_in_flight=5, default_timeout_ms=30_000)
+        session = ProduceSession(parts.registry, ProduceWork(parts.disk), max_in_flight=5, default_timeout_ms=30_000)
         running = asyncio.create_task(session.run(requests.__aiter__(), client))
         requests.send(RawClient.request(1, [(TOPIC_ID, 0, 3, 1, batch_of(b"x"))], log_pb2.ALL))
         async with asyncio.timeout(60):

@@ -17,6 +17,7 @@ from broker.net.services.log import LogService
 from broker.partition import fetch_session, produce_session
 from broker.partition.fetch_session import FetchSession
 from broker.partition.produce_session import ProduceSession
+from broker.partition.produce_work import ProduceWork
 from broker.security.caller import caller
 from raftlog.format import Attributes, wire
 from raftlog.v1 import common_pb2, log_pb2
@@ -94,7 +95,7 @@ async def streams(path: Path, *allowed: Permission) -> AsyncIterator[Streams]:
             asyncio.ensure_future(
                 ProduceSession(
                     parts.registry,
-                    parts.disk,
+                    ProduceWork(parts.disk),
                     max_in_flight=5,
                     default_timeout_ms=30_000,
                     who=who,

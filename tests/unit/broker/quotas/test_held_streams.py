@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 
 from broker.log.partition_log import ReadResult
+from broker.partition import produce_session
 from broker.partition.fetch_session import FetchSession
 from broker.partition.partition import Partition
 from broker.partition.produce_session import ProduceSession
+from broker.partition.produce_work import ProduceWork
 from broker.quotas import client_quotas, manager
 from broker.quotas.manager import LOOK_AGAIN_MS, QuotaManager
 from broker.security.caller import Caller
@@ -44,7 +46,12 @@ class Client:
         self.fetch, self.frames = Requests[log_pb2.FetchRequest](), FetchWriter()
         self._sent = 0
         produce = ProduceSession(
-            parts.registry, parts.disk, max_in_flight=100, default_timeout_ms=1_000_000, who=who, quotas=quotas
+            parts.registry,
+            ProduceWork(parts.disk),
+            max_in_flight=100,
+            default_timeout_ms=1_000_000,
+            who=who,
+            quotas=quotas,
         )
         fetch = FetchSession(
             parts.registry, parts.disk, max_frame_bytes=1, max_subscriptions=10, who=who, quotas=quotas
@@ -259,6 +266,31 @@ def test_a_consumer_is_not_charged_for_the_time_in_which_a_thread_reads(
         await reader.frames.wait_for(1)
         (usage,) = made.quotas.usage()
         assert 0 < usage.used < read_s * 1_000, "ms"
+
+    run(tmp_path, work)
+
+
+def test_a_producer_is_charged_for_the_time_in_which_threads_check_its_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch of some KB may inflate to 64 MiB: no bytes on the wire and no time of the event loop would count."""
+    monkeypatch.setattr(produce_session, "CHECK_ON_LOOP_BYTES", 1)
+    check = ProduceWork.check
+
+    async def slow(self: ProduceWork, *arguments: Any) -> tuple[Any, float]:
+        return (await check(self, *arguments))[0], 5_000.0
+
+    monkeypatch.setattr(ProduceWork, "check", slow)
+
+    async def work(made: World) -> None:
+        made.set(QuotaEntity("writer"), **{REQUEST_PERCENTAGE: 50.0})
+        writer = made.client("User:writer")
+        for _ in range(2):
+            writer.send()
+        (answer, *_) = await writer.answers.wait_for(1)
+        assert answer.throttle_time_ms >= 9_000, "ms: 5,000 at 500 in a second, without the burst"
+        await writer.answers.wait_for(2)
+        assert made.now_s >= 9.0
 
     run(tmp_path, work)
 

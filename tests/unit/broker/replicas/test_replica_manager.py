@@ -30,8 +30,10 @@ from raftlog.errors import (
 from raftlog.format import Attributes
 from raftlog.format.control import Marker, encode_control
 from raftlog.v1 import records_pb2
+from raftlog.v1.records_pb2 import ConfigResource
 from raftmeta.decide import decide
 from raftmeta.image import (
+    CLUSTER_DEFAULT,
     NO_LEADER,
     BrokerImage,
     MetadataImage,
@@ -501,6 +503,23 @@ def test_a_topics_segments_are_no_smaller_than_the_operator_allows() -> None:
     [topic] = image.topics.values()
     rules = replica_manager.topic_rules(image, topic, {}, 1, 1 << 20)
     assert (rules.log.segment_bytes, rules.log.segment_ms) == (1 << 20, 1_000)
+
+
+@pytest.mark.parametrize(
+    ("of_file", "dynamic", "most"),
+    [({}, None, 64 << 20), ({"max.inflate.bytes": "4096"}, None, 4096), ({"max.inflate.bytes": "4096"}, "8192", 8192)],
+)
+def test_a_topic_from_before_the_limit_inflates_what_its_broker_does(
+    of_file: dict[str, str], dynamic: str | None, most: int
+) -> None:
+    image = with_topic(image_with(1, offset=1), configs={"max.inflate.bytes": str(1 << 30)})
+    if dynamic is not None:
+        image = replace(
+            image,
+            configs={ResourceKey(ConfigResource.BROKER, CLUSTER_DEFAULT): {"max.inflate.bytes": dynamic}},
+        )
+    [topic] = image.topics.values()
+    assert replica_manager.topic_rules(image, topic, of_file, 1).log.max_inflate_bytes == most
 
 
 # What a record costs

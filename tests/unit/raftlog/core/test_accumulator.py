@@ -28,7 +28,16 @@ from raftlog._core.accumulator import (
 )
 from raftlog._core.cluster import PartitionView, TopicView
 from raftlog.errors import BrokerUnavailable, CorruptRecordError, DeliveryTimeout, FencedLeaderEpoch, MessageTooLarge
-from raftlog.format import Codec, Columns, decode_batch, encode_batch, parse_batch, parse_header, stamp_producer
+from raftlog.format import (
+    MAX_RECORDS,
+    Codec,
+    Columns,
+    decode_batch,
+    encode_batch,
+    parse_batch,
+    parse_header,
+    stamp_producer,
+)
 from raftlog.types import Header
 from tests.support.idempotent_link import Link
 
@@ -104,6 +113,20 @@ def test_a_large_record_gets_a_batch_of_its_own_size() -> None:
     assert acc.open_batch_for(queue, 2000) is None
     acc.close(small)
     assert acc.open(queue, 2000, 0).limit_bytes == 2000 + BATCH_BYTES
+
+
+def test_a_batch_of_any_size_has_no_more_records_than_brokers_accept() -> None:
+    size = 64 << 20
+    acc = accumulator(batch_size_bytes=size, buffer_memory_bytes=2 * size, max_request_size_bytes=size)
+    queue = PartitionQueue("t", 0)
+    smallest = record_bytes(None, None, ())
+    batch = acc.open(queue, smallest, 0)
+    batch.size_bytes += (MAX_RECORDS - 1) * smallest
+    assert acc.open_batch_for(queue, smallest) is batch
+    batch.size_bytes += smallest
+    assert acc.open_batch_for(queue, smallest) is None
+    acc.close(batch)
+    assert acc.open(queue, 40 << 20, 0).limit_bytes == (40 << 20) + BATCH_BYTES, "one record is as large as it is"
 
 
 def test_batches_linger_in_order_and_flush_closes_all() -> None:

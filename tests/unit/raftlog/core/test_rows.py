@@ -20,12 +20,13 @@ from raftlog._core.rows import (
     cut,
     header_entries,
     partitions_of,
+    pieces_of,
     row_bytes,
     rows_from_batch,
     with_headers,
 )
 from raftlog.errors import InvalidPartitions, InvalidRequestError
-from raftlog.format import HEADERS_TYPE
+from raftlog.format import HEADERS_TYPE, MAX_RECORDS
 from raftlog.types import Header
 
 QUEUES = TopicQueues(TopicView("t", b"i" * 16, tuple(PartitionView(part, 1, 0) for part in range(5))), None)
@@ -247,3 +248,10 @@ def test_one_very_long_key_among_short_ones() -> None:
 def test_nulls_hash_as_something_and_do_not_disturb_the_others() -> None:
     hashes = murmur2_column(pa.array([b"abc", None, b"21"]))
     assert (hashes[0], hashes[2]) == (KNOWN[b"abc"], KNOWN[b"21"])
+
+
+def test_a_piece_has_no_more_records_than_brokers_accept() -> None:
+    nothing = pa.array([b""], pa.binary()).take(pa.array(np.zeros(2 * MAX_RECORDS + 1, np.int64)))
+    many = rows(value=nothing)
+    pieces = list(pieces_of([(many, row_bytes(many))], QUEUES, 1 << 30))
+    assert [len(piece.columns.value) for piece in pieces] == [MAX_RECORDS, MAX_RECORDS, 1]

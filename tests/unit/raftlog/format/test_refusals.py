@@ -13,16 +13,19 @@ from raftlog.errors import (
     BatchTooExpansive,
     CorruptRecordError,
     InvalidRecord,
+    MessageTooLarge,
     RaftlogError,
     UnsupportedCompression,
     UnsupportedVersion,
 )
 from raftlog.format import (
     HEADER_BYTES,
+    MAX_RECORDS,
     Attributes,
     Codec,
     Columns,
     InflateLimits,
+    decode_batch,
     encode_batch,
     validate_produced,
 )
@@ -160,3 +163,20 @@ def test_nulls_in_a_timestamp_column_are_refused() -> None:
     body = columns.serialize().to_pybytes()
     with pytest.raises(CorruptRecordError, match="nulls"):
         validate_produced(rebuilt(body=body, attributes=int(Attributes.TIMESTAMP), max_timestamp_ms=5))
+
+
+def test_a_batch_has_a_million_records_at_most_and_larger_ones_in_logs_are_read() -> None:
+    """4 KB may hold a million empty records, and a MB a hundred million."""
+    full, larger = (
+        encode_batch(Columns(pa.array([b""], pa.binary()).take(pa.array([0] * count))), 1, codec=Codec.GZIP)
+        for count in (MAX_RECORDS, MAX_RECORDS + 1)
+    )
+    assert validate_produced(full).record_count == MAX_RECORDS
+    with pytest.raises(MessageTooLarge, match=f"{MAX_RECORDS + 1} records, at most {MAX_RECORDS}"):
+        validate_produced(larger)
+    assert decode_batch(larger).columns.num_rows == MAX_RECORDS + 1
+
+
+def test_too_many_records_are_refused_before_anything_is_inflated() -> None:
+    with pytest.raises(MessageTooLarge):
+        validate_produced(rebuilt(body=b"no body", record_count=1 << 30, last_offset_delta=(1 << 30) - 1))

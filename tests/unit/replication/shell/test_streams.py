@@ -15,22 +15,28 @@ from typing import Any
 import grpc
 import pytest
 from grpc import aio
+from hypothesis import given
+from hypothesis import strategies as st
 
 from raftlog._client.security import dial
 from raftlog.errors import BrokerUnavailable, RaftlogError, StaleBrokerEpoch, UnknownTopicId
-from raftlog.format import wire
+from raftlog.format import iter_headers, wire
 from raftlog.testing.layout import free_ports
 from raftlog.testing.proxy import Network
 from raftlog.v1 import replication_pb2
 from raftlog.v1.replication_pb2 import ReplicaHello, ReplicateRequest
+from replication.follower_session import FollowerOptions
+from replication.pacing import LiveTraffic
 from replication.ports import Replica
 from replication.shell import fetchers as fetchers_module
 from replication.shell import service as service_module
 from replication.shell.fetchers import LeaderLink, ReplicaFetchers
 from replication.shell.service import METHOD, SERVICE, WELCOME, LedPartitions, ReplicationService, now_ms
 from replication.token_bucket import TokenBucket
+from tests.support.batches import batch_of
 from tests.support.held_timeouts import hold_timeouts
 from tests.support.replica_parts import CLUSTER, FOLLOWER, LEADER, ME, OTHER, TOPIC, Followed, Led, MemoryLog
+from tests.support.turns import counted_turns
 
 SERVER_OPTIONS = [("grpc.so_reuseport", 0)]
 
@@ -137,6 +143,75 @@ def test_two_followers_copy_what_is_appended_and_it_is_committed() -> None:
         await until(lambda: not leader.service)
         await leader.stop()
         assert all(one.open_by == {} for one in led)
+
+    run(scenario)
+
+
+def frame(subscription_id: int, *batches: bytes) -> wire.ReplicaFrame:
+    head = replication_pb2.ReplicaFrame(subscription_id=subscription_id, high_watermark=7, traceparents=["00-1-2-01"])
+    return wire.ReplicaFrame(head, memoryview(b"".join(batches)))
+
+
+BATCHES = [batch_of(b"%d" % number) for number in range(10)]
+
+
+def test_a_message_of_many_batches_is_taken_in_pieces() -> None:
+    frames = [frame(1, *BATCHES[:1]), frame(2, *BATCHES[1:9]), frame(3), frame(4, BATCHES[9])]
+    pieces = list(fetchers_module.in_pieces(frames, 3))
+    assert [[(head.subscription_id, bytes(records)) for head, records in piece] for piece in pieces] == [
+        [(1, BATCHES[0]), (2, b"".join(BATCHES[1:3]))],
+        [(2, b"".join(BATCHES[3:6]))],
+        [(2, b"".join(BATCHES[6:9]))],
+        [(3, b""), (4, BATCHES[9])],
+    ]
+    heads = [head for piece in pieces for head, _ in piece]
+    assert [len(head.traceparents) for head in heads] == [1, 1, 0, 0, 1, 1], "a span for each record, not more"
+    assert {head.high_watermark for head in heads} == {7}
+
+
+@given(st.lists(st.lists(st.integers(0, 9), max_size=12), max_size=6), st.integers(1, 5), st.binary(max_size=80))
+def test_pieces_hold_what_came_and_no_more_batches_than_asked(chosen: list[list[int]], most: int, rest: bytes) -> None:
+    """Also if the last batch is cut short, or is none."""
+    frames = [frame(number, *(BATCHES[each] for each in some), rest) for number, some in enumerate(chosen)]
+    pieces = list(fetchers_module.in_pieces(frames, most))
+    whole = dict.fromkeys(range(len(frames)), b"")
+    for piece in pieces:
+        assert piece
+        assert sum(sum(1 for _ in iter_headers(records)) for _, records in piece if not rest) <= most
+        for head, records in piece:
+            whole[head.subscription_id] += bytes(records)
+    assert whole == {number: bytes(records) for number, (_, records) in enumerate(frames)}
+    assert len(pieces) <= 1 + sum(max(1, len(some) + 2 * bool(rest)) for some in chosen) // most
+
+
+def test_between_two_pieces_the_event_loop_does_other_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message of 1 MiB may have 4,000 batches, and each is appended by itself."""
+
+    async def scenario() -> None:
+        taken: list[int] = []
+        messages = [[frame(1, *BATCHES * 64)]]
+
+        class Call:
+            async def read(self) -> Any:
+                return messages.pop() if messages else aio.EOF
+
+        link = LeaderLink(
+            ME,
+            LEADER,
+            CLUSTER,
+            TokenBucket(),
+            LiveTraffic(),
+            FollowerOptions(),
+            lambda leader_id: None,
+            random.Random(1),
+        )
+        monkeypatch.setattr(fetchers_module, "_ending", lambda call: asyncio.sleep(0, BrokerUnavailable("ended")))
+        async with counted_turns() as others:
+            monkeypatch.setattr(link.session, "handle", lambda frames, now: taken.append(others.count))
+            with pytest.raises(BrokerUnavailable, match="ended"):
+                await link._read(Call())
+        assert len(taken) == 10
+        assert taken == list(range(taken[0], taken[0] + 10)), "each in another turn"
 
     run(scenario)
 

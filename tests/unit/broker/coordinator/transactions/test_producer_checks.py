@@ -15,6 +15,7 @@ from broker.coordinator.transactions.coordinator import verify, verify_stage
 from broker.coordinator.transactions.transaction import Sink, Stage, State, Transaction
 from broker.coordinator.transactions.verifier import MAX_OWN, ProducerChecks
 from broker.partition.produce_session import ProduceSession
+from broker.partition.produce_work import ProduceWork
 from broker.security.caller import EVERYTHING_ALLOWED, Caller
 from raftlog.errors import CoordinatorLoadInProgress, InvalidProducerIdMapping, RaftlogError
 from raftlog.format import Attributes
@@ -80,7 +81,7 @@ class World:
         checks = ProducerChecks(who, lambda: self.image, cast(Any, self.coordinators))
         session = ProduceSession(
             self.parts.registry,
-            self.parts.disk,
+            ProduceWork(self.parts.disk),
             max_in_flight=5,
             default_timeout_ms=30_000,
             who=who,

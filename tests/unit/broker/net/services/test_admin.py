@@ -270,6 +270,25 @@ def test_the_least_segment_is_the_operators_choice() -> None:
     run(work, {"min.segment.bytes": 4096})
 
 
+def test_a_topic_inflates_no_more_than_its_brokers_do() -> None:
+    """A tenant could set 1 GiB for its own topic, and four batches of a MB took 4 GB of each leader's memory."""
+
+    async def work(cluster: Cluster) -> None:
+        most = "max.inflate.bytes"
+        assert (await cluster.create("a", configs={most: "64MiB"})).error.code == common_pb2.NONE
+        for error in (
+            await cluster.alter(TOPIC, "a", {most: "65MiB"}),
+            (await cluster.create("b", configs={most: str(1 << 30)})).error,
+        ):
+            assert error.code == common_pb2.INVALID_CONFIG
+            assert f"{most}={64 << 20}" in error.message
+        assert (await cluster.alter(BROKER, "", {most: "128MiB"})).code == common_pb2.NONE
+        assert (await cluster.alter(TOPIC, "a", {most: "128MiB"})).code == common_pb2.NONE
+        assert (await cluster.alter(TOPIC, "a", {most: "129MiB"})).code == common_pb2.INVALID_CONFIG
+
+    run(work)
+
+
 def test_long_configs_are_described_in_turns_and_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forty topics with a MB each, from before it was refused, held up the event loop for seconds."""
     monkeypatch.setattr("broker.net.services.node.shown", lambda *_: pytest.fail("a topic's configs hold no secrets"))
