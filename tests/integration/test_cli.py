@@ -232,7 +232,7 @@ def test_wrong_command_lines_end_with_2_and_help_with_0(run: Run, tmp_path: Path
         assert ran.code == 0
         assert "Usage" in ran.out
     assert run("--version").out.startswith("raftlog ")
-    assert run("topic", "create", "--help").out.count("<bool>") == 1  # --help itself
+    assert "<bool>" not in run("topic", "create", "--help").out
     told = " ".join(run("produce", "--help").out.replace("│", " ").split())
     assert "Every column is text" in told
     assert "key_base64" in told
