@@ -49,7 +49,7 @@ from raftlog.errors import (
 )
 from raftlog.format import BatchHeader, Buffer, checking_cost_bytes
 from raftlog.format.header import says_transactional
-from raftlog.format.wire import MANY_REQUESTS, MAX_PRODUCERS, Produce, ProducePart
+from raftlog.format.wire import MANY_REQUESTS, MAX_PRODUCERS, Decoding, Produce, ProducePart
 from raftlog.v1 import log_pb2
 from raftlog.v1.security_pb2 import Acl
 from raftmeta.quotas import PRODUCER_BYTE_RATE
@@ -182,7 +182,9 @@ class ProduceSession:
         self._topics = Decisions.of(who, Acl.WRITE, Acl.TOPIC)
         self._producers = producers
 
-    async def run(self, requests: AsyncIterator[Produce], writer: ResponseWriter[log_pb2.ProduceResponse]) -> None:
+    async def run(
+        self, requests: AsyncIterator[Produce | Decoding], writer: ResponseWriter[log_pb2.ProduceResponse]
+    ) -> None:
         """Serve the stream until the client ends it and has all its answers.
 
         Raises:
@@ -251,12 +253,14 @@ class ProduceSession:
         self._withheld.clear()
         self._answer_ready.set()
 
-    async def _read(self, requests: AsyncIterator[Produce]) -> None:
+    async def _read(self, requests: AsyncIterator[Produce | Decoding]) -> None:
         try:
             key, delay_ms = ("", 0.0) if self._account is None else self._account.charge(0, 0.0)
             if delay_ms > 0:  # an earlier stream's debt, which a new one does not end
                 await self._hold(key, delay_ms)
-            async for message in requests:
+            async for begun in requests:
+                message = begun if isinstance(begun, Produce) else await self._decoded(begun)
+                del begun
                 if message.more and not self._many:
                     raise InvalidRequestError(
                         "a message with several requests came on a call whose metadata lacks "
@@ -289,6 +293,16 @@ class ProduceSession:
             self._turned_out = error  # once its answers have left
         finally:
             self._answer_ready.set()
+
+    async def _decoded(self, decoding: Decoding) -> Produce:
+        """Return a message of many batches, decoded in several turns. Raises InvalidRequestError: it is none."""
+        while True:
+            await self._turn(TURN_BYTES // 4)
+            try:
+                next(decoding)
+            except StopIteration as end:
+                message: Produce = end.value
+                return message
 
     async def _hold(self, key: str, delay_ms: float) -> None:
         """Leave the stream unread for this time. Raises ThrottlingQuotaExceeded: too many are already."""

@@ -9,7 +9,7 @@ Python code, so small messages are left to the runtime: there the copies cost le
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from typing import Final, NamedTuple
 
 from google.protobuf.message import DecodeError
@@ -26,6 +26,9 @@ MAX_REQUESTS: Final = 1_000
 
 MAX_PRODUCERS: Final = 100
 """The most producers that a client has on one `Produce` call."""
+
+STEP_PARTS: Final = 256
+"""The parts of a request that are decoded in one step, 5 us each."""
 
 SMALL_BYTES: Final = 16 << 10
 """A produce request or a frame of replicas below this size is read by the protobuf runtime, payload and all."""
@@ -67,6 +70,10 @@ class Produce(NamedTuple):
     parts: Sequence[ProducePart]
     more: Sequence[Produce] = ()
     """Further requests in the same message, without `more` of their own."""
+
+
+Decoding = Generator[None, None, Produce]
+"""A message that is decoded step by step, and then returned."""
 
 
 class Frame(NamedTuple):
@@ -121,9 +128,24 @@ def _cut(data: memoryview, *fields: int) -> tuple[bytes, tuple[list[memoryview],
     """Return the message without its length-delimited `fields`, and the contents of each of these."""
     rest: list[memoryview] = []
     found: tuple[list[memoryview], ...] = tuple([] for _ in fields)
-    count = position = kept = 0
-    end = len(data)
-    while position < end:
+    position = 0
+    while position < len(data):
+        position = _cut_some(data, position, MAX_PARTS + 1, fields, rest, found)
+    return b"".join(rest), found
+
+
+def _cut_some(
+    data: memoryview,
+    position: int,
+    most: int,
+    fields: tuple[int, ...],
+    rest: list[memoryview],
+    found: tuple[list[memoryview], ...],
+) -> int:
+    """Add to `rest` and `found` what lies from `position` on, up to `most` fields; return the position after it."""
+    kept, end = position, len(data)
+    while position < end and most:
+        most -= 1
         start = position
         tag, position = read_varint(data, position)
         if tag & 7 != LENGTH_DELIMITED:
@@ -134,14 +156,13 @@ def _cut(data: memoryview, *fields: int) -> tuple[bytes, tuple[list[memoryview],
                 rest.append(data[kept:start])
                 kept = position + length
                 found[fields.index(tag >> 3)].append(data[position:kept])
-                count += 1
-                if count > MAX_PARTS:
-                    raise ValueError(_MANY_PARTS)
             position += length
         if position > end:
             raise ValueError("a field goes beyond the end of the message")
-    rest.append(data[kept:end])
-    return b"".join(rest), found
+    if sum(map(len, found)) > MAX_PARTS:
+        raise ValueError(_MANY_PARTS)
+    rest.append(data[kept:position])
+    return position
 
 
 def _parts(messages: Iterable[memoryview], inner: int) -> list[tuple[bytes, Buffer]]:
@@ -207,20 +228,54 @@ def decode_produce(data: bytes) -> Produce:
     Raises:
         InvalidRequestError: the data is not such a message.
     """
+    begun = begin_produce(data)
+    while not isinstance(begun, Produce):
+        try:
+            next(begun)
+        except StopIteration as end:
+            begun = end.value
+    return begun
+
+
+def begin_produce(data: bytes) -> Produce | Decoding:
+    """As `decode_produce`, in steps: return what yields after each of them, and the request, if one is not enough."""
+    if len(data) < SMALL_BYTES:
+        return _decode_small(data)
+    steps = _decoding(data)
     try:
-        if len(data) < SMALL_BYTES:
-            message = log_pb2.ProduceRequest.FromString(data)
-            if not message.more:
-                return _small(message)
-            _check_requests(len(message.more))
-            more = [_small(each) for each in message.more]
-            message.ClearField("more")
-            return _small(message)._replace(more=more)
-        return _large(memoryview(data))
+        next(steps)
+    except StopIteration as end:
+        request: Produce = end.value
+        return request
+    return steps
+
+
+def _decode_small(data: bytes) -> Produce:
+    try:
+        message = log_pb2.ProduceRequest.FromString(data)
+        if not message.more:
+            return _small(message)
+        _check_requests(len(message.more))
+        more = [_small(each) for each in message.more]
+        message.ClearField("more")
+        return _small(message)._replace(more=more)
     except DecodeError as error:
-        raise InvalidRequestError(f"the message is not a ProduceRequest: {error}") from None
+        raise _no_request(error) from None
     except (ValueError, IndexError) as error:
         raise _not_protobuf(error) from None
+
+
+def _decoding(data: bytes) -> Decoding:
+    try:
+        return (yield from _large(memoryview(data)))
+    except DecodeError as error:
+        raise _no_request(error) from None
+    except (ValueError, IndexError) as error:
+        raise _not_protobuf(error) from None
+
+
+def _no_request(error: DecodeError) -> InvalidRequestError:
+    return InvalidRequestError(f"the message is not a ProduceRequest: {error}")
 
 
 def _small(request: log_pb2.ProduceRequest) -> Produce:
@@ -234,29 +289,46 @@ def _small(request: log_pb2.ProduceRequest) -> Produce:
     return Produce(request, parts)
 
 
-def _large(data: memoryview, *, most: int = MAX_PARTS, within: bool = False) -> Produce:
-    """Take apart a request of at most `most` parts; `within`: it is one of the further requests of another."""
+def _large(data: memoryview, *, most: int = MAX_PARTS, within: bool = False) -> Decoding:
+    """Take apart a request of at most `most` parts; `within`: it is one of the further requests of another.
+
+    Yields after each `STEP_PARTS`.
+    """
     if within and len(data) < SMALL_BYTES:
         message = log_pb2.ProduceRequest.FromString(bytes(data))
         if len(message.partitions) > most:
             raise ValueError(_MANY_PARTS)
         return _small(message)
-    head, (messages, further) = _cut(data, _PARTITIONS, _MORE)
+    rest: list[memoryview] = []
+    found: tuple[list[memoryview], list[memoryview]] = [], []
+    messages, further = found
+    position = _cut_some(data, 0, STEP_PARTS, (_PARTITIONS, _MORE), rest, found)
+    while position < len(data):
+        yield
+        position = _cut_some(data, position, STEP_PARTS, (_PARTITIONS, _MORE), rest, found)
     if further and within:
         raise ValueError(_NESTED)
     if len(messages) > most:  # before any of them is built
         raise ValueError(_MANY_PARTS)
-    parts = [
-        ProducePart(log_pb2.ProducePartition.FromString(part), records)
-        for part, records in _parts(messages, _PRODUCE_RECORDS)
-    ]
+    parts: list[ProducePart] = []
+    for begin in range(0, len(messages), STEP_PARTS):
+        if begin:
+            yield
+        parts += [
+            ProducePart(log_pb2.ProducePartition.FromString(part), records)
+            for part, records in _parts(messages[begin : begin + STEP_PARTS], _PRODUCE_RECORDS)
+        ]
     _check_requests(len(further))
     more: list[Produce] = []
-    left = most - len(parts)
+    left, done = most - len(parts), 0
     for each in further:
-        more.append(_large(each, most=left, within=True))
+        if done >= STEP_PARTS:
+            done = 0
+            yield
+        more.append((yield from _large(each, most=left, within=True)))
         left -= len(more[-1].parts)
-    return Produce(log_pb2.ProduceRequest.FromString(head), parts, more)
+        done += 1 + len(more[-1].parts)
+    return Produce(log_pb2.ProduceRequest.FromString(b"".join(rest)), parts, more)
 
 
 def _check_requests(further: int) -> None:

@@ -91,7 +91,7 @@ class LogService:
         }
         streams: dict[str, Any] = {
             "Produce": grpc.stream_stream_rpc_method_handler(
-                self.Produce, wire.decode_produce, log_pb2.ProduceResponse.SerializeToString
+                self.Produce, wire.begin_produce, log_pb2.ProduceResponse.SerializeToString
             ),
             "Fetch": grpc.stream_stream_rpc_method_handler(
                 self.Fetch, log_pb2.FetchRequest.FromString, wire.encode_fetch
@@ -100,7 +100,7 @@ class LogService:
         return grpc.method_handlers_generic_handler("raftlog.v1.Log", {**look_ups, **streams})
 
     async def Produce(
-        self, request_iterator: AsyncIterator[wire.Produce], context: aio.ServicerContext[Any, Any]
+        self, request_iterator: AsyncIterator[wire.Produce | wire.Decoding], context: aio.ServicerContext[Any, Any]
     ) -> None:
         """Serve a stream of produce requests."""
         who = caller.get()

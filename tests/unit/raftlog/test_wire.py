@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -232,3 +233,39 @@ def test_a_message_holds_so_many_requests() -> None:
         assert len(decode_produce(front + b"\x42\x00" * (MAX_REQUESTS - 1)).more) == MAX_REQUESTS - 1
         with pytest.raises(InvalidRequestError, match="at most 1000 requests"):
             decode_produce(front + b"\x42\x00" * MAX_REQUESTS)
+
+
+@pytest.mark.parametrize("within", [False, True])
+def test_a_request_of_many_parts_is_decoded_in_small_steps(within: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = 0
+
+    class Counted(ProducePart):
+        def __new__(cls, *fields: Any) -> Any:
+            nonlocal made
+            made += 1
+            return ProducePart(*fields)
+
+    request = log_pb2.ProduceRequest()
+    for _ in range(10 if within else 1):
+        each = request.more.add() if within else request
+        each.partitions.extend([log_pb2.ProducePartition(records=b"x" * 100)] * (100 if within else 1_000))
+    data = request.SerializeToString()
+    whole = decode_produce(data)
+    monkeypatch.setattr(wire, "ProducePart", Counted)
+    begun, most, steps = wire.begin_produce(data), made, 1
+    while not isinstance(begun, Produce):
+        before, steps = made, steps + 1
+        try:
+            next(begun)
+        except StopIteration as end:
+            begun = end.value
+        most = max(most, made - before)
+    assert begun == whole
+    assert made == 1_000
+    assert most <= wire.STEP_PARTS + 100
+    assert steps >= 4
+
+
+def test_a_request_of_few_parts_is_decoded_at_once() -> None:
+    request = log_pb2.ProduceRequest(partitions=[log_pb2.ProducePartition(records=b"x" * 10_000)] * 100)
+    assert isinstance(wire.begin_produce(request.SerializeToString()), Produce)

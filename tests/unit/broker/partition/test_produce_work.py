@@ -14,6 +14,7 @@ import pytest
 from broker.partition import produce_session, produce_work
 from broker.partition.produce_session import ProduceSession
 from broker.partition.produce_work import BATCH_COST_BYTES, TURN_BYTES, ProduceWork
+from raftlog.errors import InvalidRequestError
 from raftlog.format import Codec, wire
 from raftlog.v1 import common_pb2, log_pb2
 from tests.support.batches import batch_of
@@ -47,7 +48,7 @@ class Session:
     """One stream, and its end."""
 
     def __init__(self, parts: Parts, work: ProduceWork, *, many: bool = False) -> None:
-        self.requests, self.writer = Requests[wire.Produce](), ProduceWriter()
+        self.requests, self.writer = Requests[wire.Produce | wire.Decoding](), ProduceWriter()
         session = ProduceSession(parts.registry, work, max_in_flight=5, default_timeout_ms=30_000, many=many)
         self.running = asyncio.create_task(session.run(aiter(self.requests), self.writer))
 
@@ -89,6 +90,35 @@ async def test_many_requests_in_a_message_leave_others_their_turns_too(tmp_path:
                 await session.writer.wait_for(len(session.writer.written) + 1)
             assert turns.count >= 9
         await session.end()
+
+
+async def test_a_message_of_many_batches_is_decoded_in_turns_too(tmp_path: Path) -> None:
+    """Else 64 streams with 20 KB each would hold the loop for seconds, before a single batch is looked at."""
+    batches = [batch_of(b"%d" % number) for number in range(1_000)]
+    data = wire.encode_produce(message(1, batches))
+    async with Parts(tmp_path) as parts:
+        work = ProduceWork(HeldDisk())
+        session = Session(parts, work)
+        begun = wire.begin_produce(data)
+        assert not isinstance(begun, wire.Produce)
+        async with counted_turns() as turns:
+            work.turns.take(TURN_BYTES)
+            session.requests.send(begun)
+            before = turns.count
+            (answer,) = await session.writer.wait_for(1)
+            assert turns.count - before >= 1_000 // IN_A_TURN + 2
+        assert [result.base_offset for result in answer.results] == list(range(1_000))
+        await session.end()
+
+
+async def test_a_message_that_is_broken_at_its_end_appends_nothing(tmp_path: Path) -> None:
+    data = wire.encode_produce(message(1, [batch_of(b"%d" % number) for number in range(1_000)]))
+    async with Parts(tmp_path) as parts:
+        session = Session(parts, ProduceWork(HeldDisk()))
+        session.requests.send(wire.begin_produce(data[:-1]))
+        with pytest.raises(InvalidRequestError, match="not protobuf"):
+            await asyncio.wait_for(session.running, 60)
+        assert parts.registry.find(TOPIC_ID, 0).log_end_offset == 0
 
 
 async def test_some_dozens_of_batches_are_appended_in_one_turn(tmp_path: Path) -> None:
