@@ -299,6 +299,7 @@ class _Cleaning:
         written = output.add(compactor.finish())
         if output.is_changed:
             old = SealedSegments(output.segments, self._plan.sealed.truncations)
+            self._log.flush()  # what goes may be known from newer batches, which a power failure must not take
             try:
                 new = output.finish(self._spent)
             except SegmentRemoved as error:

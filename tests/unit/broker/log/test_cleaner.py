@@ -563,6 +563,20 @@ class CompactedTransactions(RuleBasedStateMachine):
         assert set(self.log.pending) == set(dict(self.log.log.producers.transactions.items()))
 
 
+def test_a_marker_goes_for_a_newer_one_only_once_that_is_durable() -> None:
+    """Else a power failure takes the newer one, and nothing in the log says that the producer was fenced."""
+    state = CompactedTransactions()
+    state.settle()
+    state.settle()
+    state.produce(producer=1, rows=[(b"a", None)])
+    state.settle_all(commits=[False, False, False], times=1)
+    state.settle()
+    state.end(commit=False, producers={1})
+    state.clean(dedupe_bytes=1)
+    state.restart(seed=0)
+    state.holds()
+
+
 TestCompactedTransactions = CompactedTransactions.TestCase
 TestCompactedTransactions.settings = settings(max_examples=examples(0.4), stateful_step_count=40, deadline=None)
 
