@@ -25,3 +25,18 @@ async def in_turns(
         if done >= at_a_time:
             done = 0
             await asyncio.sleep(0)
+
+
+class Budget:
+    """Gives the event loop a turn whenever the work of one task since its last one has cost too much."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._spent = 0
+
+    async def spend(self, cost: int) -> None:
+        """Note that work was done."""
+        self._spent += cost
+        if self._spent >= self._most:
+            self._spent = 0
+            await asyncio.sleep(0)

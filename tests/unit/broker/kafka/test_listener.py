@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar, cast
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from broker.clock import SystemClock
@@ -394,6 +394,8 @@ def test_responses_that_one_user_does_not_take_leave_room_for_those_of_others(mo
 
 
 @given(st.lists(st.integers(0, 3 * module.CHUNK_BYTES), max_size=5))
+@example([0, module.CHUNK_BYTES + 1, 0, module.CHUNK_BYTES + 1, 0])
+@example([1, module.CHUNK_BYTES + 1, 1, module.CHUNK_BYTES + 1, 1])
 def test_a_response_leaves_in_chunks(sizes: list[int]) -> None:
     pieces = [bytes([number]) * size for number, size in enumerate(sizes)]
     found = [*module.chunks(pieces)]
