@@ -714,12 +714,16 @@ def _records(header: BatchHeader, first_delta: int, columns: Any, *, is_whole: b
         keys = _cells(columns.column(names.index("key"))) if "key" in names else repeat(None, rows)
         values = _cells(columns.column(names.index("value")))
         headers: Any = repeat([], rows)
-        if "headers" in names:
-            headers = _header_lists(columns.column(names.index("headers")))
-        builder = DefaultRecordBatchBuilder(MAGIC, 0, 0, -1, -1, -1, _NO_LIMIT)
-        for appended in map(builder.append, deltas, since_first, keys, values, headers):
-            assert appended is not None, "a batch has room for what was one batch"
-        body = bytes(memoryview(builder.build())[HEADER_BYTES:])
+        column = columns.column(names.index("headers")) if "headers" in names else None
+        if column is not None and int(np.diff(_offsets(column)).max()) > MAX_HEADERS:
+            body = _written(deltas, since_first, keys, values, column)
+        else:
+            if column is not None:
+                headers = _header_lists(column)
+            builder = DefaultRecordBatchBuilder(MAGIC, 0, 0, -1, -1, -1, _NO_LIMIT)
+            for appended in map(builder.append, deltas, since_first, keys, values, headers):
+                assert appended is not None, "a batch has room for what was one batch"
+            body = bytes(memoryview(builder.build())[HEADER_BYTES:])
     codec = header.codec
     if not rows or (codec is Codec.ZSTD and not takes_zstd):
         codec = Codec.NONE
@@ -748,6 +752,51 @@ def _header_lists(column: Any) -> Iterator[list[tuple[str, bytes | None]]]:
         end = min(max(end, row + 1), row + SLICE_RECORDS, rows)
         yield from [each or [] for each in column.slice(row, end - row).to_pylist()]
         row = end
+
+
+def _written(deltas: Any, since_first: Any, keys: Any, values: Any, headers: Any) -> bytes:
+    """Return records of which one has very many headers, as the builder writes them.
+
+    The builder would read and write all headers of a record by one call, and needs an object for each of them.
+    """
+    body = bytearray()
+    places = _offsets(headers).tolist()
+    names, contents = headers.keys, headers.items
+    for delta, since, key, value, (begin, end) in zip(
+        deltas, since_first, keys, values, pairwise(places), strict=False
+    ):  # some of them repeat without end
+        record = bytearray(b"\0")
+        record += _varint_of(since) + _varint_of(delta)
+        for cell in (key, value):
+            record += _NO_CELL if cell is None else _varint_of(len(cell)) + cell
+        record += _varint_of(end - begin)
+        for at in range(begin, end, _SLICE_HEADERS):
+            count = min(_SLICE_HEADERS, end - at)
+            for name, content in zip(
+                names.slice(at, count).to_pylist(), contents.slice(at, count).to_pylist(), strict=True
+            ):
+                encoded = name.encode()
+                record += _varint_of(len(encoded)) + encoded
+                record += _NO_CELL if content is None else _varint_of(len(content)) + content
+        body += _varint_of(len(record)) + record
+    return bytes(body)
+
+
+def _varint_of(number: int) -> bytes:
+    """Return a number in Kafka's encoding."""
+    number = number << 1 if number >= 0 else (-number << 1) - 1
+    if number < 0x80:
+        return _BYTES[number]
+    encoded = bytearray()
+    while number >= 0x80:
+        encoded.append(number & 0x7F | 0x80)
+        number >>= 7
+    encoded.append(number)
+    return bytes(encoded)
+
+
+_BYTES: Final = [bytes([number]) for number in range(0x80)]
+_NO_CELL: Final = _varint_of(-1)
 
 
 def _build(

@@ -466,6 +466,17 @@ def test_a_record_of_too_many_headers_is_refused_before_they_are_read(monkeypatc
         from_kafka(sent)
 
 
+@given(ROWS)
+def test_records_of_very_many_headers_are_written_as_others(rows: list[Row]) -> None:
+    batch = from_kafka(kafka_batch(rows))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "MAX_HEADERS", -1)
+        patch.setattr(module, "_SLICE_HEADERS", 2)
+        slowly = to_kafka(batch)
+    assert slowly == to_kafka(batch)
+    assert rows_by_kafka_python(b"".join(slowly)) == rows
+
+
 def test_gzip_is_not_asked_for_more_than_kafka_does(monkeypatch: pytest.MonkeyPatch) -> None:
     """Arrow's own level took 4 us for each of many equal records, and Kafka's default 0.1."""
     levels: list[int | None] = []
