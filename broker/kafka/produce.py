@@ -8,8 +8,9 @@ Before the first batch of a transaction in a partition, its coordinator is asked
 (`transactions.py`); the batch is appended in that one. Later requests of the connection wait meanwhile.
 
 Kafka's format does not say what a batch inflates to. So a batch is converted within a bound, which is raised when the
-batch turns out to cost more: first on the event loop, then in a thread for what ordinary batches inflate to, at last
-for what their topic allows. The client's share (`conversions.py`) holds the bound.
+batch turns out to cost more: first on the event loop, unless the partition's last batch inflated too far for that, then
+in a thread for what ordinary batches inflate to, at last for what their topic allows. The client's share
+(`conversions.py`) holds the bound.
 """
 
 from __future__ import annotations
@@ -25,13 +26,14 @@ from broker.coordinator.internal_topics import refuse_internal
 from broker.coordinator.transactions.verifier import ProducerChecks
 from broker.kafka import errors
 from broker.kafka.codec import Fields
-from broker.kafka.conversions import LOOP_COST, Conversions
+from broker.kafka.conversions import LEAST_COST, LOOP_COST, Conversions
 from broker.kafka.messages import PRODUCE
 from broker.kafka.parts import check_count
 from broker.kafka.record_batches import (
     RECORD_COST,
     TooCostly,
     from_kafka,
+    is_compressed,
     producer_in,
     record_count_in,
     says_transactional,
@@ -62,8 +64,9 @@ logger = logging.getLogger(__name__)
 
 ALL: Final = -1
 NO_ACK: Final = 0
+USUAL_RATIO: Final = 4
 EXPECTED_RATIO: Final = 16
-"""What the batches of ordinary producers inflate to at most, as a multiple of their bytes."""
+"""What the compressed batches of ordinary producers inflate to, and at most, as a multiple of their bytes."""
 IDS_FROM: Final = 13
 """The first version that names topics by id."""
 MAX_REMEMBERED: Final = 10_000
@@ -103,6 +106,8 @@ class Produce:
         self._producers = producers
         self._epochs: OrderedDict[tuple[bytes, int, str, int, int], int] = OrderedDict()
         """Epochs that coordinators have told, by partition, transactional id, producer id and the client's epoch."""
+        self._ratios: OrderedDict[tuple[bytes, int], float] = OrderedDict()
+        """What the last compressed batch of a partition inflated to, as a multiple of its bytes."""
 
     async def begin(self, request: Fields, version: int, who: Caller) -> asyncio.Future[Fields]:
         """Append the batches, and return the response to come. Call it for one request of a connection at a time.
@@ -236,24 +241,35 @@ class Produce:
                 owner = transactional_id, producer_id, client_epoch
                 epoch = await self._epoch(partition, owner, checks, add=add)
                 session_epoch = -1 if add else client_epoch
-        return partition, await self._convert(partition, records, epoch, who, turns), session_epoch
+        if not is_compressed(records):
+            return partition, await self._convert(partition, records, epoch, who, turns, 1), session_epoch
+        key = topic.topic_id, part["index"]
+        ratio = self._ratios.get(key, USUAL_RATIO)
+        converted = await self._convert(partition, records, epoch, who, turns, ratio)
+        inflated = checking_cost_bytes(converted[0]) - len(converted[0])
+        self._ratios[key] = inflated / len(records)
+        self._ratios.move_to_end(key)
+        while len(self._ratios) > MAX_REMEMBERED:
+            self._ratios.popitem(last=False)
+        return partition, converted, session_epoch
 
     async def _convert(
-        self, partition: Partition, records: Any, epoch: int | None, who: Caller, turns: Budget
+        self, partition: Partition, records: Any, epoch: int | None, who: Caller, turns: Budget, ratio: float
     ) -> tuple[bytes, BatchHeader, list[str]]:
-        """Return what `_converted` returns."""
-        try:
-            converted = _converted(partition, records, epoch, LOOP_COST)
-        except TooCostly:
-            pass
-        except RaftlogError:
-            await turns.spend(LOOP_COST)  # at most
-            raise
-        else:
-            await turns.spend(checking_cost_bytes(converted[0]) + RECORD_COST * converted[1].record_count)
-            return converted
+        """Return what `_converted` returns. `ratio`: what the batch is expected to inflate to."""
         of_records = RECORD_COST * record_count_in(records)
-        cost = EXPECTED_RATIO * len(records) + of_records
+        if ratio * len(records) + of_records <= LOOP_COST:
+            try:
+                converted = _converted(partition, records, epoch, LOOP_COST)
+            except TooCostly:
+                pass
+            except RaftlogError:
+                await turns.spend(LOOP_COST)  # at most
+                raise
+            else:
+                await turns.spend(checking_cost_bytes(converted[0]) + RECORD_COST * converted[1].record_count)
+                return converted
+        cost = max(EXPECTED_RATIO * len(records) + of_records, LEAST_COST)  # which is held anyway
         try:
             async with self._conversions.room_for(who, cost):
                 return await self._conversions.beside(_converted, partition, records, epoch, cost)

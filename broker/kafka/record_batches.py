@@ -242,6 +242,11 @@ def says_transactional(records: Buffer) -> bool:
     return len(records) >= HEADER_BYTES and bool(records[CHECKED_FROM + 1] & _TRANSACTIONAL)
 
 
+def is_compressed(records: Buffer) -> bool:
+    """Whether a batch has a codec, without any check."""
+    return len(records) >= HEADER_BYTES and bool(records[CHECKED_FROM + 1] & CODEC_MASK)
+
+
 def producer_in(records: Buffer) -> tuple[int, int]:
     """Return the producer id and epoch of a batch, without any check; (-1, -1) where it is cut short."""
     if len(records) < HEADER_BYTES:

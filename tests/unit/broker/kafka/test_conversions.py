@@ -113,6 +113,23 @@ async def test_a_few_bytes_that_inflate_to_many_are_converted_beside_the_event_l
     assert broker.conversions.room.free == TOTAL_COST
 
 
+async def test_what_a_partition_s_batches_inflate_to_is_found_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    bounds: list[int | None] = []
+    converted = produce._converted
+
+    def noted(partition: Any, records: Any, epoch: int | None, most_cost: int | None = None) -> Any:
+        bounds.append(most_cost)
+        return converted(partition, records, epoch, most_cost)
+
+    monkeypatch.setattr(produce, "_converted", noted)
+    (large,) = to_kafka(batch_of([growing(600_000)], Codec.ZSTD))
+    (small,) = to_kafka(batch_of([b"v"], Codec.ZSTD))
+    broker = Appended()
+    for sent in (large, large, small, small, large):
+        await broker.send(sent)
+    assert bounds == [LOOP_COST, LEAST_COST, LEAST_COST, LOOP_COST, LOOP_COST, LOOP_COST, LEAST_COST]
+
+
 async def test_many_records_of_few_bytes_are_converted_beside_the_event_loop() -> None:
     broker = Appended()
     (sent,) = to_kafka(batch_of([b""] * 5_000, Codec.ZSTD))

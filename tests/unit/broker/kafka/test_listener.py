@@ -569,6 +569,31 @@ def test_a_question_is_given_up_when_its_client_has_gone(
     run(scenario)
 
 
+def test_a_fetch_is_given_up_when_its_client_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have millions of records still to convert."""
+    begun, over = asyncio.Event(), asyncio.Event()
+
+    async def slow(request: Fields, version: int, who: Caller, take: TakeRoom) -> Fields:
+        try:
+            begun.set()
+            await asyncio.Event().wait()
+        finally:
+            over.set()
+        return {}
+
+    async def scenario(bed: Bed) -> None:
+        monkeypatch.setattr(bed.fetch, "serve", slow)
+        client = await bed.client()
+        client.fetch(1)
+        await begun.wait()
+        client.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        client.writer.transport.abort()
+        await over.wait()
+        await until(lambda: bed.listener.connections == 0)
+
+    run(scenario)
+
+
 def test_connections_are_limited() -> None:
     async def scenario(bed: Bed) -> None:
         clients = [await bed.client() for _ in range(3)]
