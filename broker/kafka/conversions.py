@@ -15,14 +15,16 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
+from broker.kafka.record_batches import TooCostly
 from broker.quotas.manager import charge_here
 from broker.quotas.room import Room
 from broker.security.audit import network_of
 from broker.security.caller import Caller
 from broker.turns import Budget
 from raftlog._core.security.acls import ANONYMOUS
+from raftlog.errors import RaftlogError
 
 LOOP_COST: Final = 128 << 10
 """Takes one to three milliseconds."""
@@ -63,19 +65,28 @@ class Conversions:
         """Return the result of a function that runs beside the event loop. Its CPU time is charged to the request."""
         took_s = 0.0
 
-        def measured() -> T:
+        def measured() -> tuple[T, None] | tuple[None, Exception]:
             nonlocal took_s
             begun_s = time.thread_time()
             try:
-                return convert(*arguments)
+                return convert(*arguments), None
+            except (RaftlogError, TooCostly) as error:
+                error.__traceback__ = error.__context__ = None  # else they keep the frames, and so the inflated batch
+                return None, error
             finally:
                 took_s = time.thread_time() - begun_s
 
         converting = asyncio.ensure_future(asyncio.to_thread(measured))
         try:
-            return await asyncio.shield(converting)
+            result, error = await asyncio.shield(converting)
         except asyncio.CancelledError:
             await asyncio.wait([converting])  # no thread can be cancelled, and it has what this conversion holds
             raise
         finally:
             charge_here(took_s * 1_000)
+        try:
+            if error is not None:
+                raise error
+        finally:
+            del error, converting  # else the error would keep this frame, and this frame the error
+        return cast("T", result)

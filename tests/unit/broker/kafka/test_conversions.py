@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 import threading
+import weakref
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
@@ -20,7 +22,7 @@ from broker.kafka.codec import Fields
 from broker.kafka.conversions import LEAST_COST, LOOP_COST, TOTAL_COST, Conversions, share_of
 from broker.kafka.fetch import Fetch
 from broker.kafka.produce import Produce
-from broker.kafka.record_batches import to_kafka
+from broker.kafka.record_batches import TooCostly, to_kafka
 from broker.log.partition_log import ReadResult
 from broker.observability.counters import Counters
 from broker.quotas.manager import Meter, charged_to
@@ -334,6 +336,34 @@ async def test_a_thread_s_time_is_charged_also_when_it_fails() -> None:
     with charged_to(meter), pytest.raises(CorruptRecordError):
         await Conversions().beside(fail)
     assert meter.ms > 0
+
+
+@pytest.mark.parametrize("error", [CorruptRecordError("x"), TooCostly()])
+async def test_a_failed_conversion_keeps_nothing_of_its_batch(error: Exception) -> None:
+    """Errors held the frames in which they were raised until garbage was collected: 32 MiB for each bomb of a flood."""
+
+    class Inflated:
+        pass
+
+    held: list[weakref.ref[Inflated]] = []
+
+    def fail() -> None:
+        inflated = Inflated()
+        held.append(weakref.ref(inflated))
+        try:
+            raise ValueError
+        except ValueError:
+            raise error from None
+
+    gc.disable()
+    try:
+        for _ in range(3):
+            with pytest.raises(type(error)):
+                await Conversions().beside(fail)
+        await asyncio.sleep(0)
+        assert [reference() for reference in held] == [None] * 3
+    finally:
+        gc.enable()
 
 
 def test_without_a_login_a_network_has_a_share() -> None:
