@@ -82,3 +82,18 @@ class SharedTurns:
                 turn.set_result(None)
         if self._waiting:
             self._run()
+
+
+class Budget:
+    """Gives the event loop a turn whenever the work of one task since its last one has cost too much."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._spent = 0
+
+    async def spend(self, cost: int) -> None:
+        """Note that work was done."""
+        self._spent += cost
+        if self._spent >= self._most:
+            self._spent = 0
+            await asyncio.sleep(0)

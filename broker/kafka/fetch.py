@@ -22,6 +22,10 @@ session, so that all have their turn.
 Before a fetch reads, it takes room for what it may read, which it keeps until the client has taken the response.
 Without room in time the response has no records.
 
+Batches are converted on the event loop or in threads, by what they cost (`conversions.py`), and until the response has
+MAX_RESPONSE_BYTES or MAX_RESPONSE_RECORDS. Of a larger batch it has the pieces from the offset that the client asks
+for, so one response after the other gets the client through it.
+
 Like `broker/partition/fetch_session.py`, nothing leaves without a valid lease.
 """
 
@@ -39,15 +43,16 @@ from typing import Any, Final
 
 from broker.kafka import errors
 from broker.kafka.codec import Fields
+from broker.kafka.conversions import LOOP_COST, STEP_COST, Conversions
 from broker.kafka.parts import MAX_NAMED, check_count
-from broker.kafka.record_batches import to_kafka
+from broker.kafka.record_batches import ToKafka
 from broker.log.partition_log import ReadResult
 from broker.partition.fetch_session import readable_end
 from broker.partition.partition import Partition
 from broker.quotas.room import Hold
 from broker.replicas.replica_manager import ReplicaManager
 from broker.security.caller import Caller, Decisions
-from broker.turns import in_turns
+from broker.turns import Budget, in_turns
 from raftlog.errors import CorruptRecordError, NotLeader, RaftlogError, UnknownTopicId, UnknownTopicOrPartition
 from raftlog.v1 import common_pb2
 from raftlog.v1.security_pb2 import Acl
@@ -60,8 +65,10 @@ MAX_RESPONSE_BYTES: Final = 8 << 20
 MAX_WAIT_MS: Final = 60_000
 LEAST_WAIT_S: Final = 0.5
 """For room, however short a wait a client asks for: else it would ask again at once."""
+MAX_RESPONSE_RECORDS: Final = 500_000
+"""In one response: converting them takes a second or less. A single larger batch or piece of one still goes whole."""
 ON_LOOP_BYTES: Final = 64 << 10
-"""Converting this many bytes takes about a millisecond; more are converted on a disk thread."""
+"""Of the log: more are converted in a thread, without a look at what each batch costs."""
 ZSTD_FROM: Final = 10
 """The first version whose clients know zstd (KIP-110)."""
 IDS_FROM: Final = 13
@@ -237,11 +244,18 @@ def _named(request: Fields, *, by_id: bool) -> Iterable[tuple[Key, _Part]]:
 class Fetch:
     """The API of one broker."""
 
-    def __init__(self, replica_manager: ReplicaManager, image: Callable[[], MetadataImage], disk: Executor) -> None:
+    def __init__(
+        self,
+        replica_manager: ReplicaManager,
+        image: Callable[[], MetadataImage],
+        disk: Executor,
+        conversions: Conversions,
+    ) -> None:
         self.sessions = Sessions(time.monotonic)
         self._replica_manager = replica_manager
         self._image = image
         self._disk = disk
+        self.conversions = conversions
         self._lease = replica_manager.lease
         self._counters = replica_manager.counters
 
@@ -414,7 +428,7 @@ class _Attempt:
         self._reads = Decisions.of(who, Acl.READ, Acl.TOPIC)
         self._read: list[tuple[_Part, Fields, str, Partition, ReadResult, bool]] = []
         self._waited: list[Partition] = []
-        self.bytes = self.converted_bytes = 0
+        self.bytes = self.converted_bytes = self._converted_records = 0
         self.is_final = False
         self._wanted: list[tuple[_Part, Fields]] = [(each, {"partition_index": each.partition}) for each in parts]
 
@@ -466,25 +480,30 @@ class _Attempt:
 
     async def convert(self) -> None:
         """Turn what was read into the response."""
-        takes_zstd = self._version >= ZSTD_FROM
-        loop = asyncio.get_running_loop()
+        turns = self._api.conversions.turns()
         async for wanted, answer, topic, partition, result, _ in in_turns(self._read):
             try:
                 records: list[bytes] = []
                 aborted: list[Fields] | None = None
                 if self._isolation == common_pb2.READ_COMMITTED:
                     aborted = []
-                most_bytes = MAX_RESPONSE_BYTES - self.converted_bytes  # batches that leave uncompressed may grow much
-                if result.records and most_bytes > 0:
-                    convert = partial(to_kafka, result.records, takes_zstd=takes_zstd, most_bytes=most_bytes)
-                    if len(result.records) <= ON_LOOP_BYTES:
-                        records = convert()
-                    else:
-                        records = await loop.run_in_executor(self._api._disk, convert)
+                # batches that leave uncompressed may grow much, and a few bytes may be very many records
+                most_bytes = MAX_RESPONSE_BYTES - self.converted_bytes
+                most_records = MAX_RESPONSE_RECORDS - self._converted_records
+                if result.records and most_bytes > 0 and most_records > 0:
+                    conversion = ToKafka(
+                        result.records,
+                        takes_zstd=self._version >= ZSTD_FROM,
+                        most_bytes=most_bytes,
+                        most_records=most_records,
+                        from_offset=wanted.offset,
+                    )
+                    records = await self._converted(conversion, turns, on_loop=len(result.records) <= ON_LOOP_BYTES)
                     if aborted is not None:
                         aborted = await self._api.aborted(partition, wanted.offset, result.next_offset)
                     self._api.count(topic, len(result.records))
-                    self.converted_bytes += sum(map(len, records))
+                    self.converted_bytes += conversion.size
+                    self._converted_records += conversion.records
             except RaftlogError as error:
                 if isinstance(error, CorruptRecordError):
                     partition.suspect(wanted.offset)
@@ -499,6 +518,21 @@ class _Attempt:
                 preferred_read_replica=-1,
                 records=records,
             )
+
+    async def _converted(self, conversion: ToKafka, turns: Budget, *, on_loop: bool) -> list[bytes]:
+        """Return the batches of one partition. Raises RaftlogError."""
+        conversions = self._api.conversions
+        records: list[bytes] = []
+        while on_loop and not conversion.is_done and conversion.cost <= LOOP_COST:
+            before = conversion.spent
+            records += conversion.step(LOOP_COST)
+            await turns.spend(conversion.spent - before)
+        while not conversion.is_done:
+            async with conversions.room_for(self._who, conversion.cost):
+                records += await conversions.beside(conversion.step, STEP_COST)
+                while conversion.is_within_batch and not conversion.is_done:
+                    records += await conversions.beside(conversion.step, STEP_COST)
+        return records
 
     def withhold_without_lease(self) -> None:
         """Refuse everything if the lease has expired: another broker may lead by now."""

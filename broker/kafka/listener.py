@@ -62,6 +62,7 @@ from broker.kafka.acls_and_users import SecurityApis
 from broker.kafka.admin import AdminApis
 from broker.kafka.apis import PERMISSIONS, Apis, Handler, Services, api_versions
 from broker.kafka.codec import Fields, LargeMessage, Reader
+from broker.kafka.conversions import Conversions, share_of
 from broker.kafka.fetch import Fetch
 from broker.kafka.messages import REQUESTS, RESPONSES, api_name
 from broker.kafka.produce import NO_ACK, Produce, Refused
@@ -72,14 +73,13 @@ from broker.net.connections import ConnectionLimits, Newcomer, Newcomers, limits
 from broker.net.interceptors import Rarely
 from broker.net.services.security import SecurityService
 from broker.observability.counters import MTLS, Counters
-from broker.quotas.manager import LOOK_AGAIN_MS, MAX_CLIENT_ID, Measured, QuotaManager, whole_ms
+from broker.quotas.manager import LOOK_AGAIN_MS, MAX_CLIENT_ID, Measured, QuotaManager, charged_to, whole_ms
 from broker.quotas.room import Hold, Room
 from broker.replicas.replica_manager import ReplicaManager
-from broker.security.audit import network_of
 from broker.security.caller import Caller, caller
 from broker.security.identify import MAX_STRANGERS_OF_NETWORK, Login
 from broker.server.lease import Lease
-from raftlog._core.security.acls import ANONYMOUS, canonical_host
+from raftlog._core.security.acls import canonical_host
 from raftlog.errors import BrokerUnavailable, InvalidRequestError
 from raftlog.v1.security_pb2 import Acl
 from raftmeta.image import MetadataImage
@@ -153,6 +153,7 @@ _LISTS: Final = frozenset(
 )
 """Their responses may be long where the requests are short."""
 _QUESTIONS: Final = _LISTS | {
+    api.FETCH,
     api.LIST_OFFSETS,
     api.OFFSET_FOR_LEADER_EPOCH,
     api.FIND_COORDINATOR,
@@ -403,6 +404,7 @@ def listen_for_kafka(
     """
     assert config.kafka_listener is not None, "`listeners` names the address"
     apis = Apis(services, config, image)
+    conversions = Conversions()
     listener = KafkaListener(
         {
             **apis.handlers,
@@ -410,8 +412,8 @@ def listen_for_kafka(
             **SecurityApis(apis, security, services.admin).handlers,
             **AdminApis(apis, services, config, image).handlers,
         },
-        Produce(replica_manager, image, disk, config.request_timeout_ms, producers),
-        Fetch(replica_manager, image, disk),
+        Produce(replica_manager, image, conversions, config.request_timeout_ms, producers),
+        Fetch(replica_manager, image, disk, conversions),
         replica_manager.lease,
         replica_manager.counters,
         max_frame_bytes=config.socket_request_max_bytes,
@@ -557,8 +559,7 @@ class _Connection:
     @property
     def _share(self) -> str:
         """The name of whose share of what all connections have this client takes."""
-        who = self._client
-        return network_of(who.host) if who.principal == ANONYMOUS else who.principal
+        return share_of(self._client)
 
     # Requests
 
@@ -792,7 +793,7 @@ class _Connection:
         return delay_ms
 
     async def _charged(self, who: Caller, work: Awaitable[T]) -> tuple[T, float]:
-        """Await the work of a request, and charge the time of the event loop that it takes, and of conversions before.
+        """Await the work of a request, and charge the time that it takes, of the event loop and of conversions.
 
         Return its result, and for how many ms the client is to be held.
         """
@@ -801,7 +802,8 @@ class _Connection:
             return await work, 0.0
         measured = Measured(work)
         try:
-            result = await measured
+            with charged_to(measured.meter):
+                result = await measured
         finally:
             delay_ms = quotas.worked(who, measured.meter.ms + self._unpaid_ms)
             self._unpaid_ms = 0.0

@@ -6,6 +6,11 @@ meanwhile; the answer comes as a future. Permissions are those of `broker/partit
 
 Before the first batch of a transaction in a partition, its coordinator is asked which epoch the transaction has
 (`transactions.py`); the batch is appended in that one. Later requests of the connection wait meanwhile.
+
+Kafka's format does not say what a batch inflates to. So a batch is converted within a bound, which is raised when the
+batch turns out to cost more: first on the event loop, unless the partition's last batch inflated too far for that, then
+in a thread for what ordinary batches inflate to, at last for what their topic allows. The client's share
+(`conversions.py`) holds the bound.
 """
 
 from __future__ import annotations
@@ -14,7 +19,6 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import Executor
 from functools import partial
 from typing import Any, Final
 
@@ -22,14 +26,23 @@ from broker.coordinator.internal_topics import refuse_internal
 from broker.coordinator.transactions.verifier import ProducerChecks
 from broker.kafka import errors
 from broker.kafka.codec import Fields
+from broker.kafka.conversions import LEAST_COST, LOOP_COST, Conversions
 from broker.kafka.messages import PRODUCE
 from broker.kafka.parts import check_count
-from broker.kafka.record_batches import from_kafka, producer_in, says_transactional
+from broker.kafka.record_batches import (
+    RECORD_COST,
+    TooCostly,
+    from_kafka,
+    is_compressed,
+    producer_in,
+    record_count_in,
+    says_transactional,
+)
 from broker.kafka.transactions import KEEPS_NO_EPOCH_FROM
 from broker.partition.partition import Partition
 from broker.replicas.replica_manager import ReplicaManager
 from broker.security.caller import Caller
-from broker.turns import in_turns
+from broker.turns import Budget, in_turns
 from raftlog.errors import (
     ConcurrentTransactions,
     CoordinatorLoadInProgress,
@@ -42,7 +55,7 @@ from raftlog.errors import (
     UnknownTopicId,
     UnknownTopicOrPartition,
 )
-from raftlog.format import BatchHeader
+from raftlog.format import BatchHeader, checking_cost_bytes
 from raftlog.v1 import log_pb2
 from raftlog.v1.security_pb2 import Acl
 from raftmeta.image import MetadataImage, TopicImage
@@ -51,8 +64,9 @@ logger = logging.getLogger(__name__)
 
 ALL: Final = -1
 NO_ACK: Final = 0
-ON_LOOP_BYTES: Final = 64 << 10
-"""Converting this many bytes takes about a millisecond; larger batches are converted on a disk thread."""
+USUAL_RATIO: Final = 4
+EXPECTED_RATIO: Final = 16
+"""What the compressed batches of ordinary producers inflate to, and at most, as a multiple of their bytes."""
 IDS_FROM: Final = 13
 """The first version that names topics by id."""
 MAX_REMEMBERED: Final = 10_000
@@ -80,18 +94,20 @@ class Produce:
         self,
         replica_manager: ReplicaManager,
         image: Callable[[], MetadataImage],
-        disk: Executor,
+        conversions: Conversions,
         default_timeout_ms: int,
         producers: Callable[[Caller], ProducerChecks] | None = None,
     ) -> None:
         """`producers`: as for `LogService`."""
         self._replica_manager = replica_manager
         self._image = image
-        self._disk = disk
+        self._conversions = conversions
         self._default_timeout_ms = default_timeout_ms
         self._producers = producers
         self._epochs: OrderedDict[tuple[bytes, int, str, int, int], int] = OrderedDict()
         """Epochs that coordinators have told, by partition, transactional id, producer id and the client's epoch."""
+        self._ratios: OrderedDict[tuple[bytes, int], float] = OrderedDict()
+        """What the last compressed batch of a partition inflated to, as a multiple of its bytes."""
 
     async def begin(self, request: Fields, version: int, who: Caller) -> asyncio.Future[Fields]:
         """Append the batches, and return the response to come. Call it for one request of a connection at a time.
@@ -104,6 +120,7 @@ class Produce:
         response: asyncio.Future[Fields] = loop.create_future()
         acks, timeout_ms = request["acks"], request["timeout_ms"]
         request_answer = _Answer(response, by_name=version < IDS_FROM)
+        turns = self._conversions.turns()
         checks = None if self._producers is None else self._producers(who)  # of all batches: most have one producer
         check_count(sum(len(topic["partition_data"]) for topic in request["topic_data"]), "partitions")
         async for topic in in_turns(request["topic_data"], weight=lambda topic: 1 + len(topic["partition_data"])):
@@ -113,7 +130,7 @@ class Produce:
             async for part in in_turns(topic["partition_data"]):
                 result: Fields = {"index": part["index"], "base_offset": -1}
                 parts.append(result)
-                await self._append(topic, part, result, request, version, request_answer, who, checks)
+                await self._append(topic, part, result, request, version, request_answer, who, checks, turns)
                 part["records"] = None  # frees the payload
         if acks == NO_ACK and request_answer.refused is not None:
             raise Refused(str(request_answer.refused))
@@ -135,6 +152,7 @@ class Produce:
         request_answer: _Answer,
         who: Caller,
         checks: ProducerChecks | None,
+        turns: Budget,
     ) -> None:
         answer = request_answer.of(result)
         try:
@@ -143,7 +161,7 @@ class Produce:
                 answer(None)
                 return
             topic = self._topic(named, version, who)
-            found = await self._checked(topic, part, request, version, checks)
+            found = await self._checked(topic, part, request, version, who, checks, turns)
             partition, (batch, checked, traceparents), session_epoch = found
             counted = self._replica_manager.counters.topic(topic.name)
             end_offset = partition.log_end_offset
@@ -192,7 +210,14 @@ class Produce:
         return found
 
     async def _checked(
-        self, topic: TopicImage, part: Fields, request: Fields, version: int, checks: ProducerChecks | None
+        self,
+        topic: TopicImage,
+        part: Fields,
+        request: Fields,
+        version: int,
+        who: Caller,
+        checks: ProducerChecks | None,
+        turns: Budget,
     ) -> tuple[Partition, tuple[bytes, BatchHeader, list[str]], int]:
         """Return the partition, what `_converted` returns, and as what `Partition.append` takes the epoch."""
         partition = self._replica_manager.find(topic.topic_id, part["index"])
@@ -216,12 +241,43 @@ class Produce:
                 owner = transactional_id, producer_id, client_epoch
                 epoch = await self._epoch(partition, owner, checks, add=add)
                 session_epoch = -1 if add else client_epoch
-        if len(records) <= ON_LOOP_BYTES:
-            converted = _converted(partition, records, epoch)
-        else:
-            loop = asyncio.get_running_loop()
-            converted = await loop.run_in_executor(self._disk, _converted, partition, records, epoch)
+        if not is_compressed(records):
+            return partition, await self._convert(partition, records, epoch, who, turns, 1), session_epoch
+        key = topic.topic_id, part["index"]
+        ratio = self._ratios.get(key, USUAL_RATIO)
+        converted = await self._convert(partition, records, epoch, who, turns, ratio)
+        inflated = checking_cost_bytes(converted[0]) - len(converted[0])
+        self._ratios[key] = inflated / len(records)
+        self._ratios.move_to_end(key)
+        while len(self._ratios) > MAX_REMEMBERED:
+            self._ratios.popitem(last=False)
         return partition, converted, session_epoch
+
+    async def _convert(
+        self, partition: Partition, records: Any, epoch: int | None, who: Caller, turns: Budget, ratio: float
+    ) -> tuple[bytes, BatchHeader, list[str]]:
+        """Return what `_converted` returns. `ratio`: what the batch is expected to inflate to."""
+        of_records = RECORD_COST * record_count_in(records)
+        if ratio * len(records) + of_records <= LOOP_COST:
+            try:
+                converted = _converted(partition, records, epoch, LOOP_COST)
+            except TooCostly:
+                pass
+            except RaftlogError:
+                await turns.spend(LOOP_COST)  # at most
+                raise
+            else:
+                await turns.spend(checking_cost_bytes(converted[0]) + RECORD_COST * converted[1].record_count)
+                return converted
+        cost = max(EXPECTED_RATIO * len(records) + of_records, LEAST_COST)  # which is held anyway
+        try:
+            async with self._conversions.room_for(who, cost):
+                return await self._conversions.beside(_converted, partition, records, epoch, cost)
+        except TooCostly:
+            pass
+        cost = partition.inflate_limits.max_bytes + of_records
+        async with self._conversions.room_for(who, cost):
+            return await self._conversions.beside(_converted, partition, records, epoch)
 
     async def _epoch(
         self, partition: Partition, owner: tuple[str, int, int], checks: ProducerChecks, *, add: bool
@@ -240,11 +296,18 @@ class Produce:
         return epoch
 
 
-def _converted(partition: Partition, records: Any, epoch: int | None) -> tuple[bytes, BatchHeader, list[str]]:
-    """Return the batch in format 1, its header, and the spans that its records name, where they are traced."""
+def _converted(
+    partition: Partition, records: Any, epoch: int | None, most_cost: int | None = None
+) -> tuple[bytes, BatchHeader, list[str]]:
+    """Return the batch in format 1, its header, and the spans that its records name, where they are traced.
+
+    Raises:
+        TooCostly: the conversion costs more than `most_cost`.
+        RaftlogError: the batch is refused.
+    """
     traceparents: list[str] = []
     traced = None if partition.traces is None else traceparents
-    batch = from_kafka(records, partition.inflate_limits, epoch, traced)
+    batch = from_kafka(records, partition.inflate_limits, epoch, traced, most_cost)
     return batch, partition.check(batch), traceparents
 
 

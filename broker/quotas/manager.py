@@ -15,7 +15,8 @@ import asyncio
 import math
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Generator, Mapping
+from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any, Final, TypeVar
@@ -368,3 +369,20 @@ def measured_here(work: Awaitable[T]) -> Awaitable[T]:
     """Return work that runs in a task of its own, and whose time still counts for the call that began it."""
     meter = _measure.get()
     return work if meter is None else Measured(work, meter)
+
+
+@contextmanager
+def charged_to(meter: Meter) -> Iterator[None]:
+    """Have `measured_here` and `charge_here` count for a meter until the end of the block."""
+    token = _measure.set(meter)
+    try:
+        yield
+    finally:
+        _measure.reset(token)
+
+
+def charge_here(took_ms: float) -> None:
+    """Count time that a thread took for the call or request that is being served here."""
+    meter = _measure.get()
+    if meter is not None:
+        meter.ms += took_ms

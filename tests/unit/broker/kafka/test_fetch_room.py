@@ -9,6 +9,7 @@ import pytest
 
 from broker.kafka import fetch as module
 from broker.kafka.codec import Fields
+from broker.kafka.conversions import Conversions
 from broker.kafka.fetch import Fetch, _Part
 from broker.log.partition_log import ReadResult
 from broker.quotas.room import Hold, Room
@@ -17,6 +18,20 @@ from raftmeta.image import MetadataImage
 
 BATCH = 100
 AVAILABLE = 1_000
+
+
+class Growing:
+    """A conversion of one step, in which the records grow."""
+
+    cost, spent, records, is_within_batch = 1, 0, 1, False
+
+    def __init__(self, records: bytes, growth: int) -> None:
+        self.size = growth * len(records)
+        self.is_done = False
+
+    def step(self, most_cost: int) -> list[bytes]:
+        self.is_done = True
+        return [bytes(self.size)]
 
 
 class OnePartition:
@@ -30,7 +45,7 @@ class OnePartition:
         self.available = AVAILABLE
         self.growth = 2
         self.partitions = 1
-        self.fetch = Fetch(nothing, MetadataImage, nothing)
+        self.fetch = Fetch(nothing, MetadataImage, nothing, Conversions())
         self.partition = SimpleNamespace(
             wait=self._wait,
             stop_waiting=lambda wake: None,
@@ -41,13 +56,10 @@ class OnePartition:
         )
         monkeypatch.setattr(self.fetch, "topic", lambda named, reads: SimpleNamespace(name="t"))
         monkeypatch.setattr(self.fetch, "read_one", self._read_one)
-        monkeypatch.setattr(module, "to_kafka", self._to_kafka)
+        monkeypatch.setattr(module, "ToKafka", lambda records, **_: Growing(records, self.growth))
         self.room = Room(10_000)
         self.holds: list[Hold | None] = []
         self.has_room = True
-
-    def _to_kafka(self, records: bytes, *, takes_zstd: bool, most_bytes: int) -> list[bytes]:
-        return [bytes(self.growth * len(records))]
 
     def _wait(self, wake: Any, from_follower: bool) -> None:
         if self.available < AVAILABLE:  # more is appended once a fetch waits

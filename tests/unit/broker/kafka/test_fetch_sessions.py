@@ -176,7 +176,7 @@ def test_only_news_are_sent() -> None:
 def test_a_client_over_its_quota_keeps_its_session() -> None:
     """KIP-219: an empty response; the session's epoch moves on as the client's does, and no session is begun."""
     nothing = cast(Any, SimpleNamespace(lease=None, counters=None))
-    served = fetch.Fetch(nothing, MetadataImage, nothing)
+    served = fetch.Fetch(nothing, MetadataImage, nothing, nothing)
     who = Caller("User:a")
     assert served.held(request(parts=(0,)), NAMES, who) == {"session_id": 0, "responses": []}
     assert len(served.sessions) == 0

@@ -396,6 +396,8 @@ def test_responses_that_one_user_does_not_take_leave_room_for_those_of_others(mo
 @example([1, module.CHUNK_BYTES + 1, 1, module.CHUNK_BYTES + 1, 1])
 @example([0, module.CHUNK_BYTES + 1, 0, module.CHUNK_BYTES + 1, 0])
 @given(st.lists(st.integers(0, 3 * module.CHUNK_BYTES), max_size=5))
+@example([0, module.CHUNK_BYTES + 1, 0, module.CHUNK_BYTES + 1, 0])
+@example([1, module.CHUNK_BYTES + 1, 1, module.CHUNK_BYTES + 1, 1])
 def test_a_response_leaves_in_chunks(sizes: list[int]) -> None:
     pieces = [bytes([number]) * size for number, size in enumerate(sizes)]
     found = [*module.chunks(pieces)]
@@ -564,6 +566,31 @@ def test_a_question_is_given_up_when_its_client_has_gone(
             may_go_on.set()
         await over.wait()
         assert finished == goes_on
+        await until(lambda: bed.listener.connections == 0)
+
+    run(scenario)
+
+
+def test_a_fetch_is_given_up_when_its_client_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have millions of records still to convert."""
+    begun, over = asyncio.Event(), asyncio.Event()
+
+    async def slow(request: Fields, version: int, who: Caller, take: TakeRoom) -> Fields:
+        try:
+            begun.set()
+            await asyncio.Event().wait()
+        finally:
+            over.set()
+        return {}
+
+    async def scenario(bed: Bed) -> None:
+        monkeypatch.setattr(bed.fetch, "serve", slow)
+        client = await bed.client()
+        client.fetch(1)
+        await begun.wait()
+        client.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        client.writer.transport.abort()
+        await over.wait()
         await until(lambda: bed.listener.connections == 0)
 
     run(scenario)

@@ -15,10 +15,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kafka.record.memory_records import MemoryRecords
 
+from broker.kafka import record_batches as module
 from broker.kafka.produce import _converted
-from broker.kafka.record_batches import from_kafka, says_transactional, to_kafka
+from broker.kafka.record_batches import (
+    MAX_HEADERS,
+    MAX_RECORDS,
+    RECORD_COST,
+    SLICE_RECORDS,
+    ToKafka,
+    TooCostly,
+    from_kafka,
+    says_transactional,
+    to_kafka,
+)
 from raftlog._core.traceparent import MAX_TRACES
-from raftlog.errors import BatchTooExpansive, CorruptRecordError, InvalidRecord, RaftlogError, UnsupportedCompression
+from raftlog.errors import (
+    BatchTooExpansive,
+    CorruptRecordError,
+    InvalidRecord,
+    MessageTooLarge,
+    RaftlogError,
+    UnsupportedCompression,
+)
 from raftlog.format import (
     Attributes,
     Codec,
@@ -310,3 +328,168 @@ def test_a_batch_of_the_log_is_read_though_it_inflates_beyond_the_default_limit(
     (returned,) = to_kafka(batch)
     wide = InflateLimits(max_bytes=1 << 30)
     assert decode_batch(from_kafka(returned, wide), 0, limits=wide).columns.column("value")[0].as_py() == value
+
+
+# Batches of very many records
+
+
+def compressed(plain: bytes, codec: Codec = Codec.GZIP) -> bytes:
+    """Return an uncompressed batch of Kafka's as a producer with that codec sends it."""
+    packed = pa.compress(plain[61:], codec=codec.name.lower(), asbytes=True)
+    return patched(patched(plain[:61] + packed, 8, ">i", 49 + len(packed)), 21, ">h", codec)
+
+
+def counting(batch: bytes, record_count: int) -> bytes:
+    """Return a batch that says it has so many records."""
+    return patched(patched(batch, 57, ">i", record_count), 23, ">i", record_count - 1)
+
+
+def test_too_many_records_are_refused_before_any_is_inflated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three million empty records are 2 MB, and an object for each was made before they were counted."""
+    packed = compressed(kafka_batch([(1, b"", b"", [])] * 10))
+    monkeypatch.setattr(module, "_inflate", None)
+    with pytest.raises(MessageTooLarge, match="1000001 records, at most 1000000 are accepted"):
+        from_kafka(counting(packed, MAX_RECORDS + 1))
+    with pytest.raises(CorruptRecordError, match="500000 records do not fit into 1048576 bytes"):
+        from_kafka(counting(packed, 500_000))
+
+
+@pytest.mark.parametrize("codec", [Codec.GZIP, Codec.SNAPPY, Codec.ZSTD])
+def test_a_conversion_ends_at_its_bound(codec: Codec) -> None:
+    sent = compressed(kafka_batch([(1, None, bytes(100_000), [])]), codec)
+    assert len(sent) < 10_000
+    with pytest.raises(TooCostly):
+        from_kafka(sent, most_cost=100_000)
+    assert from_kafka(sent, most_cost=110_000) == from_kafka(sent)
+    many = compressed(kafka_batch([(1, None, b"", [])] * 1_000), codec)
+    with pytest.raises(TooCostly):
+        from_kafka(many, most_cost=1_000 * RECORD_COST)
+
+
+def test_records_are_read_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One call of C that reads them all keeps the interpreter from the event loop, in whichever thread it runs."""
+    lengths: list[int] = []
+    encode = module._encode
+
+    def noted(slices: Any, *arguments: Any) -> bytes:
+        def each() -> Any:
+            for rows in slices:
+                lengths.append(len(rows))
+                yield rows
+
+        return encode(each(), *arguments)
+
+    monkeypatch.setattr(module, "_encode", noted)
+    rows: list[Row] = [(1, None, b"", [])] * (2 * SLICE_RECORDS + 1)
+    assert parse_header(from_kafka(kafka_batch(rows))).record_count == len(rows)
+    assert lengths == [SLICE_RECORDS, SLICE_RECORDS, 1]
+    lengths.clear()
+    from_kafka(kafka_batch([(1, None, bytes(100_000), [])] * 25))
+    assert max(lengths) <= 10, "a megabyte at a time"
+
+
+@given(ROWS)
+def test_a_batch_is_the_same_in_slices(rows: list[Row]) -> None:
+    sent = kafka_batch(rows)
+    whole = from_kafka(sent)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "SLICE_RECORDS", 3)
+        patch.setattr(module, "_SLICE_HEADERS", 2)
+        in_slices = from_kafka(sent)
+        if len(rows) > 2:  # a batch of few records has another body
+            assert in_slices == whole
+        assert to_kafka(in_slices) == to_kafka(whole)
+
+
+@given(ROWS, st.integers(1, 30), st.sampled_from([(-1, -1, -1), (7, 1, (1 << 31) - 5)]))
+def test_a_large_batch_becomes_several(rows: list[Row], piece_bytes: int, producer: tuple[int, int, int]) -> None:
+    batch = from_kafka(kafka_batch(rows, producer))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "PIECE_RECORDS", 7)
+        patch.setattr(module, "PIECE_BYTES", piece_bytes)
+        pieces = to_kafka(batch)
+    assert rows_by_kafka_python(b"".join(pieces)) == rows
+    offset = 0
+    for piece in pieces:
+        base, last_delta, _, max_ms = struct.unpack_from(">q15xiqq", piece)
+        (count,) = struct.unpack_from(">i", piece, 57)
+        assert (base, count) == (offset, last_delta + 1)
+        assert count <= 7
+        assert max_ms == max(row[0] for row in rows[offset : offset + count])
+        (sequence,) = struct.unpack_from(">i", piece, 53)
+        assert sequence == (-1 if producer[0] < 0 else (producer[2] + offset) % (1 << 31))
+        offset += count
+    assert offset == len(rows)
+
+
+def test_pieces_have_the_offsets_of_a_batch_with_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
+    deltas = [2, 3, 10, 11, 40]
+    columns = Columns(
+        value=pa.array([b"%d" % each for each in deltas], pa.binary()), offset_delta=pa.array(deltas, pa.uint32())
+    )
+    batch = encode_batch(columns, 50, base_offset=100, last_offset_delta=49)
+    monkeypatch.setattr(module, "PIECE_RECORDS", 2)
+    pieces = to_kafka(batch)
+    ends = [(base, base + last) for base, last in (struct.unpack_from(">q15xi", each) for each in pieces)]
+    assert ends == [(100, 109), (110, 139), (140, 149)], "each begins where the one before ends"
+    found = [(each.offset, each.value) for piece in pieces for each in MemoryRecords(piece).next_batch()]
+    assert found == [(100 + delta, b"%d" % delta) for delta in deltas]
+    for offset, left_out in ((100, 0), (109, 0), (110, 1), (139, 1), (140, 2), (149, 2)):
+        assert ToKafka(batch, from_offset=offset).step() == pieces[left_out:]
+
+
+def test_pieces_are_converted_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PIECE_RECORDS", 100)
+    large = encode_batch(Columns(pa.array([b""] * 1_000, pa.binary())), 1, codec=Codec.GZIP)
+    small = encode_batch(Columns(pa.array([b"v"] * 3, pa.binary())), 1)
+    conversion = ToKafka(large + small)
+    assert conversion.cost > 1_000 * RECORD_COST
+    steps = []
+    while not conversion.is_done:
+        steps.append(len(conversion.step(250 * RECORD_COST)))
+    assert steps == [3, 3, 3, 2]
+    assert conversion.records == 1_003
+    assert conversion.size == sum(map(len, to_kafka(large + small)))
+
+    bounded = ToKafka(large + small, most_records=250)
+    assert len(bounded.step()) == 3
+    assert bounded.is_done
+
+
+def test_a_record_of_too_many_headers_is_refused_before_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    headers: list[tuple[str, bytes | None]] = [("", None)] * (MAX_HEADERS + 1)
+    with pytest.raises(MessageTooLarge, match="50001 headers, at most 50000"):
+        from_kafka(kafka_batch([(1, b"k", b"v", headers)]))
+    sent = kafka_batch([(1, b"k", b"v", []), (1, b"k" * 200, b"v", headers * 11), (1, b"k", b"v", [])])
+    monkeypatch.setattr(module, "DefaultRecordBatch", None)
+    with pytest.raises(MessageTooLarge, match="550011 headers"):
+        from_kafka(sent)
+
+
+@given(ROWS)
+def test_records_of_very_many_headers_are_written_as_others(rows: list[Row]) -> None:
+    batch = from_kafka(kafka_batch(rows))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "MAX_HEADERS", -1)
+        patch.setattr(module, "_SLICE_HEADERS", 2)
+        slowly = to_kafka(batch)
+    assert slowly == to_kafka(batch)
+    assert rows_by_kafka_python(b"".join(slowly)) == rows
+
+
+def test_gzip_is_not_asked_for_more_than_kafka_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arrow's own level took 4 us for each of many equal records, and Kafka's default 0.1."""
+    levels: list[int | None] = []
+    codec = pa.Codec
+
+    def noted(name: str, compression_level: int | None = None) -> Any:
+        levels.append(compression_level)
+        return codec(name, compression_level=compression_level)
+
+    noted.supports_compression_level = codec.supports_compression_level  # type: ignore[attr-defined] # as Arrow's
+    sent = compressed(kafka_batch([(1, None, b"v" * 100, [])] * 10))
+    monkeypatch.setattr(pa, "Codec", noted)
+    monkeypatch.setattr(pa, "compress", None)
+    assert len(to_kafka(from_kafka(sent))) == 1
+    assert levels
+    assert all(level is not None and level <= 6 for level in levels)

@@ -12,6 +12,7 @@ from broker.kafka import errors, messages
 from broker.kafka.admin import AdminApis
 from broker.kafka.apis import Apis, Services
 from broker.kafka.codec import Fields
+from broker.kafka.conversions import Conversions
 from broker.kafka.fetch import Refusal, Sessions
 from broker.kafka.parts import MAX_NAMED
 from broker.kafka.produce import Produce
@@ -188,8 +189,7 @@ async def test_other_clients_have_their_turns(key: int, request_: Fields, is_all
 
 async def test_a_produce_to_very_many_partitions_lets_others_have_their_turns() -> None:
     replica_manager: Any = SimpleNamespace(counters=Counters())
-    disk: Any = None
-    produce = Produce(replica_manager, lambda: known("t"), disk, 1_000)
+    produce = Produce(replica_manager, lambda: known("t"), Conversions(), 1_000)
     parts = [{"index": each, "records": b""} for each in range(MANY)]
     request = {"acks": -1, "timeout_ms": 1, "transactional_id": None}
     topics = [{"name": "t", "topic_id": bytes(16), "partition_data": parts}]
