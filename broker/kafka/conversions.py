@@ -20,10 +20,8 @@ from typing import Any, Final, TypeVar, cast
 from broker.kafka.record_batches import TooCostly
 from broker.quotas.manager import charge_here
 from broker.quotas.room import Room
-from broker.security.audit import network_of
 from broker.security.caller import Caller
 from broker.turns import Budget
-from raftlog._core.security.acls import ANONYMOUS
 from raftlog.errors import RaftlogError
 
 LOOP_COST: Final = 128 << 10
@@ -35,11 +33,6 @@ THREADS: Final = 4
 LEAST_COST: Final = TOTAL_COST // THREADS
 
 T = TypeVar("T")
-
-
-def share_of(who: Caller) -> str:
-    """Return the name of whose share of what all connections have a client takes."""
-    return network_of(who.host) if who.principal == ANONYMOUS else who.principal
 
 
 class Conversions:
@@ -55,7 +48,7 @@ class Conversions:
     @asynccontextmanager
     async def room_for(self, who: Caller, cost: int) -> AsyncIterator[None]:
         """Wait until the client may convert so much in threads, and let it until the end of the block."""
-        hold = await self.room.take(share_of(who), min(max(cost, LEAST_COST), TOTAL_COST // 2))
+        hold = await self.room.take(who.share, min(max(cost, LEAST_COST), TOTAL_COST // 2))
         try:
             yield
         finally:

@@ -62,7 +62,7 @@ from broker.kafka.acls_and_users import SecurityApis
 from broker.kafka.admin import AdminApis
 from broker.kafka.apis import PERMISSIONS, Apis, Handler, Services, api_versions
 from broker.kafka.codec import Fields, LargeMessage, Reader
-from broker.kafka.conversions import Conversions, share_of
+from broker.kafka.conversions import Conversions
 from broker.kafka.fetch import Fetch
 from broker.kafka.messages import REQUESTS, RESPONSES, api_name
 from broker.kafka.produce import NO_ACK, Produce, Refused
@@ -553,13 +553,8 @@ class _Connection:
                 reading.cancel()
 
     def _give_way(self, why: str) -> None:
-        self._listener.tell_of_user(self._share, self._client.host, why)
+        self._listener.tell_of_user(self._client.share, self._client.host, why)
         self._writer.transport.abort()
-
-    @property
-    def _share(self) -> str:
-        """The name of whose share of what all connections have this client takes."""
-        return share_of(self._client)
 
     # Requests
 
@@ -642,9 +637,9 @@ class _Connection:
         """Wait until there is room for a large frame, whose client then has to send it."""
         try:
             async with asyncio.timeout(FRAME_S):
-                hold = await self._listener.room.take(self._share, size)
+                hold = await self._listener.room.take(self._client.share, size)
         except TimeoutError:
-            self._listener.tell_of_user(self._share, self._client.host, "no room for a large request")
+            self._listener.tell_of_user(self._client.share, self._client.host, "no room for a large request")
             raise
         self._holds.append(hold)
         self._arrived = 0
@@ -738,14 +733,14 @@ class _Connection:
 
     async def _hold_elements(self, count: int) -> None:
         """Wait until so many elements of this request may be under way."""
-        self._holds.append(await self._listener.elements.take(self._share, count))
+        self._holds.append(await self._listener.elements.take(self._client.share, count))
 
     async def _hold_records(self, most: int, within_s: float) -> Hold | None:
         """Return room for at most `most` bytes of the log, for the response of this request; None: not in time."""
         self._holds = [each for each in self._holds if each.size]
         try:
             async with asyncio.timeout(within_s):
-                hold = await self._listener.untaken.take(self._share, most, LEAST_FETCH_BYTES)
+                hold = await self._listener.untaken.take(self._client.share, most, LEAST_FETCH_BYTES)
         except TimeoutError:
             return None
         self._holds.append(hold)

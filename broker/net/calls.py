@@ -24,8 +24,7 @@ from broker.clock import Clock
 from broker.net.answers import MAX_UNTAKEN_ANSWERS, Answer, Answers
 from broker.net.connections import MAX_RATES, remembered
 from broker.net.interceptors import Rarely, RewrittenHandlers, calls_of, calls_of_request, host_of, preceded
-from broker.security.audit import network_of
-from broker.security.caller import Caller, caller
+from broker.security.caller import Caller, caller, network_of
 from broker.security.client_listener import UNKNOWN_HOST
 from broker.security.identify import AUTHENTICATE
 from raftlog._client.connections import refuse
@@ -453,4 +452,4 @@ def _name_of(who: Caller) -> str:
     """Return the name by which a caller with a known or hidden address counts; "": it has no limit."""
     if who.principal.startswith(NODE_PREFIX) or (who.principal == ANONYMOUS and who.host == UNKNOWN_HOST):
         return ""
-    return network_of(who.host) if who.principal == ANONYMOUS else who.principal
+    return who.share

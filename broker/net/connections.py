@@ -37,7 +37,7 @@ from broker.clock import Clock
 from broker.config.config import BrokerConfig
 from broker.descriptors import descriptors
 from broker.net.interceptors import Rarely, host_of
-from broker.security.audit import network_of
+from broker.security.caller import network_of
 from raftlog._core.security.acls import canonical_host
 from raftmeta.image import MetadataImage
 from raftmeta.quotas import limit_of_ip

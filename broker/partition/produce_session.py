@@ -33,9 +33,7 @@ from broker.partition.partition import Partition
 from broker.partition.produce_work import BATCH_COST_BYTES, TURN_BYTES, ProduceWork
 from broker.quotas.manager import QuotaManager, whole_ms
 from broker.replicas.replica_manager import TOPIC_ID_BYTES, ReplicaManager
-from broker.security.audit import network_of
 from broker.security.caller import EVERYTHING_ALLOWED, Caller, Decisions
-from raftlog._core.security.acls import ANONYMOUS
 from raftlog._core.traceparent import MAX_TRACES
 from raftlog.errors import (
     BrokerOverloaded,
@@ -151,7 +149,7 @@ class ProduceSession:
         self._account = None if quotas is None else quotas.account(who, PRODUCER_BYTE_RATE)
         self._replica_manager = replica_manager
         self._work = work
-        self._share = network_of(who.host) if who.principal == ANONYMOUS else who.principal
+        self._share = who.share
         """The name of whose share of the broker's work this client takes."""
         # Of the present message:
         self._size_bytes = 0

@@ -11,11 +11,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from ipaddress import IPv6Address, ip_address
 from typing import Final
 
 from broker.clock import Clock
-from broker.security.caller import caller
+from broker.security.caller import caller, network_of
 from raftlog.errors import RaftlogError
 
 logger = logging.getLogger("raftlog.audit")
@@ -38,15 +37,6 @@ MAX_CHANGE: Final = 1_000
 assert OWN_BURST_LINES < BURST_LINES < RESERVED_BURST_LINES
 
 Fact = tuple[str, ...]
-
-
-def network_of(host: str) -> str:
-    """Return an IPv6 address's /64, of which one client may use any address; any other address as it is."""
-    try:
-        address = ip_address(host)
-    except ValueError:
-        return host
-    return f"{IPv6Address(int(address) >> 64 << 64)}/64" if isinstance(address, IPv6Address) else host
 
 
 class Audit:

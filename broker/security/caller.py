@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
+from ipaddress import IPv6Address, ip_address
 from typing import Final, Protocol, TypeAlias, TypeVar
 
 from broker.turns import in_turns
@@ -18,6 +19,15 @@ from raftlog.v1.security_pb2 import Acl
 
 Operation: TypeAlias = Acl.Operation.ValueType
 ResourceType: TypeAlias = Acl.ResourceType.ValueType
+
+
+def network_of(host: str) -> str:
+    """Return an IPv6 address's /64, of which one client may use any address; any other address as it is."""
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return host
+    return f"{IPv6Address(int(address) >> 64 << 64)}/64" if isinstance(address, IPv6Address) else host
 
 
 class Authorizer(Protocol):
@@ -66,6 +76,11 @@ class Caller:
     def user(self) -> str:
         """The user that a bound on users is about; "" for nodes, and for User:ANONYMOUS, which is no single user."""
         return self.principal if self.principal.startswith(USER_PREFIX) and self.principal != ANONYMOUS else ""
+
+    @property
+    def share(self) -> str:
+        """The name under which this caller has its part of what users share: without a login, that of its network."""
+        return network_of(self.host) if self.principal == ANONYMOUS else self.principal
 
     def may(self, operation: Operation, resource: ResourceType, name: str, *, log: bool = True) -> bool:
         """Whether this is allowed; pass `log=False` to filter a list without an audit line for each entry."""

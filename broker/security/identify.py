@@ -56,8 +56,7 @@ from broker.net.interceptors import (
 )
 from broker.net.revocation import RevocationLists
 from broker.observability.counters import MTLS, Counters
-from broker.security.audit import network_of
-from broker.security.caller import Authorizer, Caller, caller
+from broker.security.caller import Authorizer, Caller, caller, network_of
 from broker.security.mapping import DEFAULT, Rule, name_of, name_of_subject
 from broker.security.users import Users
 from raftlog._client.connections import refuse

@@ -22,7 +22,8 @@ from scramp import ScramException, ScramMechanism
 from broker.clock import Clock
 from broker.config.checks import PLAIN
 from broker.observability.counters import Counters
-from broker.security.audit import Audit, network_of
+from broker.security.audit import Audit
+from broker.security.caller import network_of
 from broker.security.users import Users
 from raftlog._core.security.acls import MAX_USER_CHARACTERS
 from raftlog.errors import AuthenticationFailed, BrokerOverloaded, RaftlogError

@@ -19,7 +19,7 @@ from broker.kafka import conversions as module
 from broker.kafka import errors, produce, record_batches
 from broker.kafka import fetch as fetch_module
 from broker.kafka.codec import Fields
-from broker.kafka.conversions import LEAST_COST, LOOP_COST, TOTAL_COST, Conversions, share_of
+from broker.kafka.conversions import LEAST_COST, LOOP_COST, TOTAL_COST, Conversions
 from broker.kafka.fetch import Fetch
 from broker.kafka.produce import Produce
 from broker.kafka.record_batches import TooCostly, to_kafka
@@ -367,8 +367,8 @@ async def test_a_failed_conversion_keeps_nothing_of_its_batch(error: Exception) 
 
 
 def test_without_a_login_a_network_has_a_share() -> None:
-    assert share_of(Caller(host="10.0.0.1")) == "10.0.0.1"
-    assert share_of(ALICE) == "User:alice"
+    assert Caller(host="10.0.0.1").share == "10.0.0.1"
+    assert ALICE.share == "User:alice"
 
 
 def test_a_bound_of_ordinary_batches_covers_what_runs_on_the_event_loop() -> None:
