@@ -10,7 +10,6 @@
     transactions.py    producer ids and transactions
     admin.py           configs, elections, reassignments, log directories, the quorum
     record_batches.py  record batches: Kafka's format at the edge, format 1 within
-    conversions.py     where they are converted, and what each user may convert at a time
     parts.py           requests that name many things
     errors.py          Kafka's error codes
     messages.py        the table of messages and offered versions; codec.py: decodes and encodes by it

@@ -22,9 +22,9 @@ session, so that all have their turn.
 Before a fetch reads, it takes room for what it may read, which it keeps until the client has taken the response.
 Without room in time the response has no records.
 
-Batches are converted on the event loop or in threads, by what they cost (`conversions.py`), and until the response has
-MAX_RESPONSE_BYTES or MAX_RESPONSE_RECORDS. Of a larger batch it has the pieces from the offset that the client asks
-for, so one response after the other gets the client through it.
+Batches are converted on the event loop or in threads, by what they cost (`broker/quotas/conversions.py`), and until the
+response has MAX_RESPONSE_BYTES or MAX_RESPONSE_RECORDS. Of a larger batch it has the pieces from the offset that the
+client asks for, so one response after the other gets the client through it.
 
 Like `broker/partition/fetch_session.py`, nothing leaves without a valid lease.
 """
@@ -43,12 +43,12 @@ from typing import Any, Final
 
 from broker.kafka import errors
 from broker.kafka.codec import Fields
-from broker.kafka.conversions import LOOP_COST, STEP_COST, Conversions
 from broker.kafka.parts import MAX_NAMED, check_count
 from broker.kafka.record_batches import ToKafka
 from broker.log.partition_log import ReadResult
 from broker.partition.fetch_session import readable_end
 from broker.partition.partition import Partition
+from broker.quotas.conversions import LOOP_COST, STEP_COST, Conversions
 from broker.quotas.room import Hold
 from broker.replicas.replica_manager import ReplicaManager
 from broker.security.caller import Caller, Decisions

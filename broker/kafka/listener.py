@@ -62,7 +62,6 @@ from broker.kafka.acls_and_users import SecurityApis
 from broker.kafka.admin import AdminApis
 from broker.kafka.apis import PERMISSIONS, Apis, Handler, Services, api_versions
 from broker.kafka.codec import Fields, LargeMessage, Reader
-from broker.kafka.conversions import Conversions
 from broker.kafka.fetch import Fetch
 from broker.kafka.messages import REQUESTS, RESPONSES, api_name
 from broker.kafka.produce import NO_ACK, Produce, Refused
@@ -73,6 +72,7 @@ from broker.net.connections import ConnectionLimits, Newcomer, Newcomers, limits
 from broker.net.interceptors import Rarely
 from broker.net.services.security import SecurityService
 from broker.observability.counters import MTLS, Counters
+from broker.quotas.conversions import Conversions
 from broker.quotas.manager import LOOK_AGAIN_MS, MAX_CLIENT_ID, Measured, QuotaManager, charged_to, whole_ms
 from broker.quotas.room import Hold, Room
 from broker.replicas.replica_manager import ReplicaManager

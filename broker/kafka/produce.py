@@ -10,7 +10,7 @@ Before the first batch of a transaction in a partition, its coordinator is asked
 Kafka's format does not say what a batch inflates to. So a batch is converted within a bound, which is raised when the
 batch turns out to cost more: first on the event loop, unless the partition's last batch inflated too far for that, then
 in a thread for what ordinary batches inflate to, at last for what their topic allows. The client's share
-(`conversions.py`) holds the bound.
+(`broker/quotas/conversions.py`) holds the bound.
 """
 
 from __future__ import annotations
@@ -26,12 +26,10 @@ from broker.coordinator.internal_topics import refuse_internal
 from broker.coordinator.transactions.verifier import ProducerChecks
 from broker.kafka import errors
 from broker.kafka.codec import Fields
-from broker.kafka.conversions import LEAST_COST, LOOP_COST, Conversions
 from broker.kafka.messages import PRODUCE
 from broker.kafka.parts import check_count
 from broker.kafka.record_batches import (
     RECORD_COST,
-    TooCostly,
     from_kafka,
     is_compressed,
     producer_in,
@@ -40,6 +38,7 @@ from broker.kafka.record_batches import (
 )
 from broker.kafka.transactions import KEEPS_NO_EPOCH_FROM
 from broker.partition.partition import Partition
+from broker.quotas.conversions import LEAST_COST, LOOP_COST, Conversions, TooCostly
 from broker.replicas.replica_manager import ReplicaManager
 from broker.security.caller import Caller
 from broker.turns import Budget, in_turns

@@ -46,6 +46,7 @@ import pyarrow as pa
 from aiokafka.errors import CorruptRecordException
 from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
 
+from broker.quotas.conversions import TooCostly
 from raftlog._core.traceparent import MAX_TRACES, TRACEPARENT, parse_traceparent
 from raftlog.errors import (
     BatchTooExpansive,
@@ -128,10 +129,6 @@ _offset = operator.attrgetter("offset")
 _key = operator.attrgetter("key")
 _value = operator.attrgetter("value")
 _headers = operator.attrgetter("headers")
-
-
-class TooCostly(Exception):
-    """A conversion costs more than its caller allows."""
 
 
 # From a Kafka producer

@@ -15,16 +15,16 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from broker.kafka import conversions as module
 from broker.kafka import errors, produce, record_batches
 from broker.kafka import fetch as fetch_module
 from broker.kafka.codec import Fields
-from broker.kafka.conversions import LEAST_COST, LOOP_COST, TOTAL_COST, Conversions
 from broker.kafka.fetch import Fetch
 from broker.kafka.produce import Produce
-from broker.kafka.record_batches import TooCostly, to_kafka
+from broker.kafka.record_batches import to_kafka
 from broker.log.partition_log import ReadResult
 from broker.observability.counters import Counters
+from broker.quotas import conversions as module
+from broker.quotas.conversions import LEAST_COST, LOOP_COST, TOTAL_COST, Conversions, TooCostly
 from broker.quotas.manager import Meter, charged_to
 from broker.security.caller import Caller
 from raftlog.errors import CorruptRecordError

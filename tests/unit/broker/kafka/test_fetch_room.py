@@ -9,9 +9,9 @@ import pytest
 
 from broker.kafka import fetch as module
 from broker.kafka.codec import Fields
-from broker.kafka.conversions import Conversions
 from broker.kafka.fetch import Fetch, _Part
 from broker.log.partition_log import ReadResult
+from broker.quotas.conversions import Conversions
 from broker.quotas.room import Hold, Room
 from broker.security.caller import Caller
 from raftmeta.image import MetadataImage

@@ -23,11 +23,11 @@ from broker.kafka.record_batches import (
     RECORD_COST,
     SLICE_RECORDS,
     ToKafka,
-    TooCostly,
     from_kafka,
     says_transactional,
     to_kafka,
 )
+from broker.quotas.conversions import TooCostly
 from raftlog._core.traceparent import MAX_TRACES
 from raftlog.errors import (
     BatchTooExpansive,

@@ -12,7 +12,6 @@ from broker.kafka import errors, messages
 from broker.kafka.admin import AdminApis
 from broker.kafka.apis import Apis, Services
 from broker.kafka.codec import Fields
-from broker.kafka.conversions import Conversions
 from broker.kafka.fetch import Refusal, Sessions
 from broker.kafka.parts import MAX_NAMED
 from broker.kafka.produce import Produce
@@ -22,6 +21,7 @@ from broker.net.services.groups import GroupService
 from broker.net.services.log import LogService
 from broker.net.services.transactions import TransactionService
 from broker.observability.counters import Counters
+from broker.quotas.conversions import Conversions
 from broker.security.caller import Caller
 from raftlog.errors import InvalidRequestError
 from raftlog.v1 import admin_pb2, group_pb2, log_pb2, transaction_pb2

@@ -1,8 +1,8 @@
 """Where record batches are converted, and what each user may convert at a time.
 
-A conversion costs what `record_batches.py` says, in bytes. Cheap ones run on the event loop, which has a turn after
-each LOOP_COST. All others run in threads, in steps of about STEP_COST: the records of a step are read and written by
-many calls of C, each of which takes a millisecond or so, and between two of them the event loop may take over.
+A conversion costs what `broker/kafka/record_batches.py` says, in bytes. Cheap ones run on the event loop, which has a
+turn after each LOOP_COST. All others run in threads, in steps of about STEP_COST: the records of a step are read and
+written by many calls of C, each of which takes a millisecond or so, and between two the event loop may take over.
 
 Threads that convert take the interpreter from the event loop, and hold inflated batches. So conversions under way cost
 TOTAL_COST at most, each LEAST_COST at least, of which each user has its share (`Room`). A larger one counts as a half.
@@ -17,7 +17,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Final, TypeVar, cast
 
-from broker.kafka.record_batches import TooCostly
 from broker.quotas.manager import charge_here
 from broker.quotas.room import Room
 from broker.security.caller import Caller
@@ -33,6 +32,10 @@ THREADS: Final = 4
 LEAST_COST: Final = TOTAL_COST // THREADS
 
 T = TypeVar("T")
+
+
+class TooCostly(Exception):
+    """A conversion costs more than its caller allows."""
 
 
 class Conversions:
