@@ -58,6 +58,7 @@ from raftlog.errors import (
 from raftlog.format import (
     DEFAULT_LIMITS,
     HEADERS_TYPE,
+    MAX_RECORDS,
     Attributes,
     BatchHeader,
     Buffer,
@@ -94,8 +95,6 @@ _NAMES: Final = {Codec.GZIP: "gzip", Codec.LZ4: "lz4", Codec.ZSTD: "zstd"}
 _NO_PRODUCER: Final = (-1, -1, -1)
 _NO_LIMIT: Final = (1 << 31) - 1
 
-MAX_RECORDS: Final = 1_000_000
-"""Of a batch that a producer sends; the largest that Kafka's own clients fill by default has some ten thousand."""
 MAX_HEADERS: Final = 50_000
 """Of a record that a producer sends."""
 RECORD_COST: Final = 64

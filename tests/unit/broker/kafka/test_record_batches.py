@@ -19,7 +19,6 @@ from broker.kafka import record_batches as module
 from broker.kafka.produce import _converted
 from broker.kafka.record_batches import (
     MAX_HEADERS,
-    MAX_RECORDS,
     RECORD_COST,
     SLICE_RECORDS,
     ToKafka,
@@ -38,6 +37,7 @@ from raftlog.errors import (
     UnsupportedCompression,
 )
 from raftlog.format import (
+    MAX_RECORDS,
     Attributes,
     Codec,
     Columns,

@@ -15,10 +15,9 @@ from broker.security.audit import (
     REPEAT_MS,
     RESERVED_BURST_LINES,
     Audit,
-    network_of,
     note_change,
 )
-from broker.security.caller import Caller, caller
+from broker.security.caller import Caller, caller, network_of
 from tests.support.scram_parts import Hands
 
 
