@@ -93,6 +93,8 @@ def base(clean_stop: bool, compacted: bool) -> Base:
     logs = {topic_id: manager.create(name, topic_id, 0, CONFIG) for topic_id, name in TOPICS.items()}
     kept: dict[bytes, int] = {}
     for number in range(ROUNDS):
+        if compacted and number == ROUNDS - 1:  # before the last round, since compaction flushes the log
+            _compact(manager, clock)
         clock.now += 1_000
         for seed, (topic_id, log) in enumerate(logs.items()):
             if number == ROUNDS - 1 and not clean_stop:
@@ -104,7 +106,6 @@ def base(clean_stop: bool, compacted: bool) -> Base:
         if number < ROUNDS - 1:
             manager.run_housekeeping_once(clock.now)
     if compacted:
-        _compact(manager, clock)
         manager.run_housekeeping_once(clock.now)
     partitions = {}
     for topic_id, log in logs.items():

@@ -96,7 +96,9 @@ PLANTS: Final[dict[str, Plant]] = {
         "base_offset <= ranges[number][1]",
         "base_offset < ranges[number][1]",
     ),
-    "a field may reach beyond the message": _one("wire", "raftlog.format.wire:_cut", "if position > end:", "if False:"),
+    "a field may reach beyond the message": _one(
+        "wire", "raftlog.format.wire:_cut_some", "if position > end:", "if False:"
+    ),
     "what surrounds the frames is not read": _one(
         "wire", "raftlog.format.wire:decode_replicate", "if head:", "if False:"
     ),
@@ -245,7 +247,7 @@ PLANTS: Final[dict[str, Plant]] = {
     ),
     "records of a Kafka batch that do not decode": _one(
         "kafka-batches",
-        "broker.kafka.record_batches:_rows",
+        "broker.kafka.record_batches:_slices",
         "except (CorruptRecordException, ValueError, OverflowError, MemoryError, TypeError)",
         "except ZeroDivisionError",
     ),
