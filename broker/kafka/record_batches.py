@@ -609,15 +609,6 @@ def _inflated_size(batches: Buffer, position: int, header: BatchHeader) -> int:
     return max(header.size, claimed_inflated_size(memoryview(batches)[position:], header.codec))
 
 
-def to_kafka(batches: Buffer, *, takes_zstd: bool = True, most_bytes: int | None = None) -> list[bytes]:
-    """Return whole batches of a log in Kafka's format, by one step of `ToKafka`.
-
-    Raises:
-        CorruptRecordError: a batch of the log does not decode.
-    """
-    return ToKafka(batches, takes_zstd=takes_zstd, most_bytes=most_bytes).step()
-
-
 _OF_THE_LOG: Final = InflateLimits(max_bytes=1 << 30)
 """The most that `max.inflate.bytes` can be: the batch was checked as it was written, maybe under another value."""
 

@@ -20,7 +20,7 @@ from broker.kafka.codec import Fields
 from broker.kafka.fetch import Fetch
 from broker.kafka.listener import HEAD_BYTES, KafkaListener, body_at
 from broker.kafka.produce import Produce
-from broker.kafka.record_batches import from_kafka, to_kafka
+from broker.kafka.record_batches import from_kafka
 from broker.kafka.sasl import MAX_BEFORE_BYTES, Door
 from broker.net.connections import ConnectionLimits
 from broker.observability.counters import Counters
@@ -33,6 +33,7 @@ from raftlog.format.columns import HEADERS_TYPE
 from tests.fuzz.choices import Choices, mutate
 from tests.fuzz.oracle import Violation, require
 from tests.fuzz.server import node
+from tests.support.kafka_batches import to_kafka
 from tests.support.scram_parts import Book, Hands, client
 
 _LIMITS: Final = InflateLimits(max_bytes=4 << 20)

@@ -30,9 +30,9 @@ from kafka.admin import KafkaAdminClient
 import raftlog
 from broker.kafka import messages
 from broker.kafka.codec import Fields
-from broker.kafka.record_batches import to_kafka
 from raftlog.testing import Cluster
 from tests.support.batches import batch_of
+from tests.support.kafka_batches import to_kafka
 from tests.support.up_to_date import heard_everywhere, up_to_date
 
 PARTITIONS = 3

@@ -20,7 +20,6 @@ from broker.kafka import fetch as fetch_module
 from broker.kafka.codec import Fields
 from broker.kafka.fetch import Fetch
 from broker.kafka.produce import Produce
-from broker.kafka.record_batches import to_kafka
 from broker.log.partition_log import ReadResult
 from broker.observability.counters import Counters
 from broker.quotas import conversions as module
@@ -30,6 +29,7 @@ from broker.security.caller import Caller
 from raftlog.errors import CorruptRecordError
 from raftlog.format import Codec, Columns, InflateLimits, encode_batch, parse_header, validate_produced
 from raftmeta.image import MetadataImage
+from tests.support.kafka_batches import to_kafka
 from tests.support.turns import counted_turns
 
 ALICE, BOB = Caller(principal="User:alice"), Caller(principal="User:bob")

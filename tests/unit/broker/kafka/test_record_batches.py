@@ -24,7 +24,6 @@ from broker.kafka.record_batches import (
     ToKafka,
     from_kafka,
     says_transactional,
-    to_kafka,
 )
 from broker.quotas.conversions import TooCostly
 from raftlog._core.traceparent import MAX_TRACES
@@ -49,6 +48,7 @@ from raftlog.format import (
     with_append_time,
 )
 from raftlog.format.control import Marker, encode_control
+from tests.support.kafka_batches import to_kafka
 
 Row = tuple[int, bytes | None, bytes | None, list[tuple[str, bytes | None]]]
 
