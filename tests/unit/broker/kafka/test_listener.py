@@ -297,7 +297,7 @@ def test_large_frames_share_a_bounded_memory(monkeypatch: pytest.MonkeyPatch) ->
 
 def users_by_client_id(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each client id has a share of its own, as each user has."""
-    monkeypatch.setattr(module._Connection, "_share", property(lambda connection: connection._client.client_id))
+    monkeypatch.setattr(Caller, "share", property(lambda who: who.client_id))
 
 
 LARGE = {"acks": -1, "topic_data": [{"name": "t", "partition_data": [{"records": bytes(80_000)}]}]}
