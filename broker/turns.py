@@ -40,7 +40,11 @@ class SharedTurns:
 
     A stream takes what a piece of work costs before it does the work. Once the budget is used up, pieces wait for later
     turns: users one after another, each user's pieces in their order. So neither one long request nor many streams hold
-    up what else the event loop has to do, and while the budget lasts a piece costs one subtraction.
+    up what else the event loop has to do.
+
+    Half of the budget is always there when a turn begins, and a piece costs one subtraction as long as no more is
+    used: what comes in one turn and is not that much stays together. Streams that a wait has parted would stay so, and
+    have smaller messages each.
     """
 
     def __init__(self, budget: int) -> None:
@@ -55,6 +59,8 @@ class SharedTurns:
         if self._left <= 0:
             return False
         self._left -= cost
+        if self._left < self._budget // 2 and not self._is_running:
+            self._run()
         return True
 
     async def wait(self, name: str, cost: int) -> None:

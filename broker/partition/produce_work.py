@@ -17,9 +17,9 @@ import pyarrow as pa
 from broker.quotas.room import Room
 from broker.turns import SharedTurns
 
-TURN_BYTES: Final = 4 << 20
+TURN_BYTES: Final = 8 << 20
 """What all streams append and check in one turn of the event loop: a few milliseconds."""
-BATCH_COST_BYTES: Final = 64 << 10
+BATCH_COST_BYTES: Final = 32 << 10
 """To append a batch takes as long as so many bytes, beside its own."""
 MAX_INFLATING_BYTES: Final = 128 << 20
 """What checks in other threads inflate at a time; a larger batch is checked alone."""

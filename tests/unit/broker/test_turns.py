@@ -54,3 +54,11 @@ async def test_a_stream_that_ends_leaves_its_turn_to_the_next() -> None:
     assert await begun_by_turn(turns, pieces, done) == ["a"]
     last = asyncio.create_task(piece(turns, "a", 1, done))
     assert await begun_by_turn(turns, [last], done) == ["a"]
+
+
+async def test_what_comes_in_one_turn_and_is_no_more_than_half_of_the_budget_never_waits() -> None:
+    """Producers that a wait has parted would stay so, and each message would have fewer of them."""
+    turns = SharedTurns(100)
+    for _ in range(50):
+        assert all(turns.take(10) for _ in range(5))
+        await asyncio.sleep(0)
