@@ -46,6 +46,7 @@ import pyarrow as pa
 from aiokafka.errors import CorruptRecordException
 from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
 
+from broker.kafka.codec import varint
 from broker.quotas.conversions import TooCostly
 from raftlog._core.traceparent import MAX_TRACES, TRACEPARENT, parse_traceparent
 from raftlog.errors import (
@@ -72,6 +73,7 @@ from raftlog.format import (
 from raftlog.format.compression import claimed_inflated_size
 from raftlog.format.control import placed_markers
 from raftlog.format.small_batch import FEW, SHORT_BYTES, encode_few
+from raftlog.format.wire import read_varint
 
 MAGIC: Final = 2
 HEADER_BYTES: Final = 61
@@ -316,7 +318,7 @@ def _check_headers(batch: Buffer, record_count: int) -> None:
             if length < 0:
                 return  # the decoder refuses it
             at += length
-    except IndexError:
+    except (IndexError, ValueError):
         return  # likewise
 
 
@@ -326,15 +328,8 @@ def _check_header_count(count: int) -> None:
 
 
 def _varint(view: memoryview, at: int) -> tuple[int, int]:
-    """Return a number in Kafka's encoding, and where it ends. Raises IndexError: it is cut short."""
-    byte = view[at]
-    at += 1
-    number, shift = byte & 0x7F, 7
-    while byte >= 0x80 and shift < 70:
-        byte = view[at]
-        at += 1
-        number |= (byte & 0x7F) << shift
-        shift += 7
+    """Return a number of a record, and where it ends. Raises as `read_varint`."""
+    number, at = read_varint(view, at)
     return (number >> 1) ^ -(number & 1), at
 
 
@@ -775,19 +770,10 @@ def _written(deltas: Any, since_first: Any, keys: Any, values: Any, headers: Any
 
 
 def _varint_of(number: int) -> bytes:
-    """Return a number in Kafka's encoding."""
-    number = number << 1 if number >= 0 else (-number << 1) - 1
-    if number < 0x80:
-        return _BYTES[number]
-    encoded = bytearray()
-    while number >= 0x80:
-        encoded.append(number & 0x7F | 0x80)
-        number >>= 7
-    encoded.append(number)
-    return bytes(encoded)
+    """Return a number as a record has it: a varint, with the sign in its lowest bit."""
+    return varint(number << 1 if number >= 0 else (-number << 1) - 1)
 
 
-_BYTES: Final = [bytes([number]) for number in range(0x80)]
 _NO_CELL: Final = _varint_of(-1)
 
 

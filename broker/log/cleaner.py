@@ -14,7 +14,8 @@ start need its marker while its batches are still transactional, and so does rec
     it lies below a point up to which the log was clean `delete.retention.ms` ago: then all batches that it decides on
         have been cleaned, and no reader is between them and the marker (as with tombstones);
     no producer snapshot from before it is left, which may know one of its transactions as open;
-    it is not the last thing known of any of its producers: else a fenced producer would be fenced no more;
+    it is not the last thing known of any of its producers: else a fenced producer would be fenced no more. What was
+        written later is flushed first, so that a power failure cannot take it;
     every assigned replica holds it durably, as their leader has learned in its present term (`Plan.markers_below`).
         So only the leader of a partition drops markers; a follower keeps its own until it leads.
 

@@ -6,8 +6,9 @@ have an answer of megabytes. So users share what long answers hold (`Room`):
     called ── more than AT_A_TIME things (`in_turns`) ──> has a part of LONG_BYTES, or waits for it
            ── serialized ──> holds as much as it is long ── taken, or the connection is over ──> holds nothing
 
-An answer that turns out to be long without having waited holds its length too. A user that so holds more than a half is
-refused further calls until it has taken some. While others wait, whoever takes nothing for STALL_S is disconnected.
+An answer can also turn out to be long without having waited; then it holds its length too. If a user holds more than a
+half in this way, its further calls are refused until it has read some answers. While other calls wait, a client that
+reads nothing of its answer for STALL_S is disconnected.
 """
 
 from __future__ import annotations

@@ -196,7 +196,7 @@ async def test_while_others_wait_who_takes_nothing_is_disconnected(monkeypatch: 
         client.ask("/t.T/Answer", 1, b"%d" % (TOTAL_BYTES - MB))
         await until(lambda: world.held == TOTAL_BYTES - MB)
         await asyncio.sleep(1)
-        assert not world.ended, "nobody waits"
+        assert not world.ended, "a client must not be disconnected while no other call waits"
         waits = asyncio.ensure_future(world.call(MB))
         await until(lambda: world.ended == [MAX_UNTAKEN_ANSWERS])
         client.close()
