@@ -1,4 +1,9 @@
-"""Loops over many things, in which the event loop does other work in between."""
+"""How work that takes long leaves the event loop to others in between.
+
+in_turns     one loop over many things: a turn after so many
+Budget       the work of one task: a turn after so much
+SharedTurns  the work of all streams of a kind: so much in each turn, users one after another
+"""
 
 from __future__ import annotations
 

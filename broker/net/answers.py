@@ -38,11 +38,6 @@ class Answers:
     def __init__(self, total_bytes: int = TOTAL_BYTES) -> None:
         self._room = Room(total_bytes)
 
-    @property
-    def held_bytes(self) -> int:
-        """What all of them hold."""
-        return self._room.total - self._room.free
-
     def refusal_of(self, name: str) -> BrokerOverloaded | None:
         """Return why a user is answered no further call for now; None if it is."""
         held = self._room.held(name)

@@ -7,5 +7,6 @@ replication_role.py  the streams to and from other brokers
 registration.py      the registration with the controller, and the heartbeats that keep it
 lease.py             the right to serve, renewed by heartbeats
 housekeeping.py      retention, checkpoints and other periodic work
+garbage.py           short collections of garbage, however many objects live on
 logging.py           the process's log: format, and levels that can be changed while it runs
 """
