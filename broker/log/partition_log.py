@@ -97,6 +97,7 @@ from broker.log.segment import (
     Boundary,
     CheckedPiece,
     OpenSegment,
+    Placed,
     ReadResult,
     Segment,
     SegmentCache,
@@ -141,6 +142,7 @@ _PAUSE_S: Final = 0.0005
 _MAX_OFFSET: Final = (1 << 63) - 1
 _SPARSE: Final = int(Attributes.SPARSE_OFFSETS)
 _CONTROL: Final = int(Attributes.CONTROL)
+_ALONE: Final = _SPARSE | _CONTROL
 
 
 def expired_segments(segments: Sequence[Segment], config: LogConfig, last_stable_offset: int, now_ms: int) -> int:
@@ -168,6 +170,44 @@ def expired_segments(segments: Sequence[Segment], config: LogConfig, last_stable
         left_bytes -= segment.size
         count += 1
     return count
+
+
+def _runs(data: memoryview) -> Iterator[list[BatchHeader]]:
+    """Yield the headers of stamped batches, in runs that can be checked and written as one.
+
+    A run's batches continue each other in one leader epoch. A control batch, or one with gaps in its offsets, is alone.
+
+    Raises:
+        CorruptRecordError: a batch is cut short or does not check; all before it were yielded.
+    """
+    run: list[BatchHeader] = []
+    position = 0
+    while position < len(data):
+        try:
+            header = parse_batch(data, position)
+        except (CorruptRecordError, UnsupportedVersion) as error:
+            if run:
+                yield run
+            if isinstance(error, CorruptRecordError):
+                raise
+            # An unknown version is a flipped bit; if the leader is newer, its check finds no damage.
+            raise CorruptRecordError(str(error)) from error
+        if run and not _continues(run[-1], header):
+            yield run
+            run = []
+        run.append(header)
+        position += header.size
+    if run:
+        yield run
+
+
+def _continues(last: BatchHeader, header: BatchHeader) -> bool:
+    return (
+        header.base_offset == last.next_offset
+        and header.leader_epoch == last.leader_epoch
+        and header.next_offset <= _MAX_OFFSET
+        and not (last.attributes | header.attributes) & _ALONE
+    )
 
 
 class SegmentRemoved(OffsetOutOfRange):
@@ -484,7 +524,8 @@ class PartitionLog:
             else:
                 buffers = (stamp, memoryview(batch)[STAMP_BYTES:])
                 timestamp_ms, max_timestamp_ms = NO_TIMESTAMP, header.max_timestamp_ms
-            self._write(buffers, size, base_offset, next_offset, max_timestamp_ms, leader_epoch, now_ms)
+            batch_here = Placed(base_offset, next_offset, size, max_timestamp_ms)
+            self._write(buffers, (batch_here,), size, leader_epoch, now_ms)
             if header.producer_id >= 0:
                 self.producers.note_appended(header, base_offset, timestamp_ms, now_ms)
             return AppendResult(base_offset, next_offset - 1, timestamp_ms, size)
@@ -535,58 +576,69 @@ class PartitionLog:
                 index.append(entry)
 
     def append_stamped(self, data: Buffer, *, now_ms: int, max_epoch: int | None = None) -> AppendResult:
-        """Append batches as their leader stamped them; a follower's append.
+        """Append batches as their leader stamped them; a follower's append. Plain batches in a row are one write.
 
         Raises:
             CorruptRecordError: a batch is cut short or does not check.
             MarkerMissing: this log lacks a marker, so one of its transactions can never be decided.
             InvalidRecord: a batch does not follow the log end, or its epoch goes back, or lies above `max_epoch`.
-            StorageFull, StorageError: as `append`. Batches before the refused one were appended.
+            StorageFull, StorageError: as `append`; nothing of the failed write is in the log.
+            Batches before the refused one were appended.
         """
         view = memoryview(data)
         position, first_offset = 0, self._end
-        while position < len(view):
-            try:
-                header = parse_batch(view, position)
-            except UnsupportedVersion as error:  # a flipped bit; if the leader is newer, its check finds no damage
-                raise CorruptRecordError(str(error)) from error
+        for run in _runs(view):
+            size = sum(header.size for header in run)
             with self._lock:
                 self._check_appendable()
-                size = header.size
-                piece = view[position : position + size]
-                markers = placed_markers(piece, check_checksum=False) if header.attributes & _CONTROL else ()
-                if markers:
-                    self.producers.transactions.check_followed(markers, self.log_start_offset)
-                if header.attributes & _SPARSE and header.base_offset < self._end < header.next_offset:
-                    piece = memoryview(cut_front(piece, self._end))  # the leader has merged across this log's end
-                    header = parse_batch(piece)
-                if header.base_offset != self._end:
-                    raise InvalidRecord(f"offset {header.base_offset} does not follow the log end {self._end}")
-                if header.leader_epoch < 0:
-                    raise InvalidRecord(f"leader epoch {header.leader_epoch}: no leader has stamped this batch")
-                if header.next_offset > _MAX_OFFSET:
-                    raise InvalidRecord(f"offsets end at {_MAX_OFFSET}, the batch at {header.base_offset} goes beyond")
-                if header.leader_epoch < self.leader_epochs.latest_epoch:
-                    raise InvalidRecord(
-                        f"leader epoch {header.leader_epoch} after epoch {self.leader_epochs.latest_epoch}"
-                    )
-                if max_epoch is not None and header.leader_epoch > max_epoch:
-                    raise InvalidRecord(f"leader epoch {header.leader_epoch} from the leader of epoch {max_epoch}")
-                self._write(
-                    (piece,),
-                    header.size,
-                    header.base_offset,
-                    header.next_offset,
-                    header.max_timestamp_ms,
-                    header.leader_epoch,
-                    now_ms,
-                )
-                if header.producer_id >= 0:
-                    self.producers.note(header, now_ms)
-                elif markers:
-                    self._note_markers(markers, now_ms)
+                self._append_run(view[position : position + size], run, now_ms, max_epoch)
             position += size
         return AppendResult(first_offset, self._end - 1, NO_TIMESTAMP, position)
+
+    def _append_run(self, data: memoryview, run: list[BatchHeader], now_ms: int, max_epoch: int | None) -> None:
+        """Append one of `_runs` as `append_stamped` does, under the lock."""
+        header = run[0]
+        markers = placed_markers(data, check_checksum=False) if header.attributes & _CONTROL else ()
+        if markers:
+            self.producers.transactions.check_followed(markers, self.log_start_offset)
+        if header.attributes & _SPARSE and header.base_offset < self._end < header.next_offset:
+            data = memoryview(cut_front(data, self._end))  # the leader has merged across this log's end
+            header = parse_batch(data)
+            run = [header]
+        if header.base_offset != self._end:
+            raise InvalidRecord(f"offset {header.base_offset} does not follow the log end {self._end}")
+        if header.leader_epoch < 0:
+            raise InvalidRecord(f"leader epoch {header.leader_epoch}: no leader has stamped this batch")
+        if header.next_offset > _MAX_OFFSET:
+            raise InvalidRecord(f"offsets end at {_MAX_OFFSET}, the batch at {header.base_offset} goes beyond")
+        if header.leader_epoch < self.leader_epochs.latest_epoch:
+            raise InvalidRecord(f"leader epoch {header.leader_epoch} after epoch {self.leader_epochs.latest_epoch}")
+        if max_epoch is not None and header.leader_epoch > max_epoch:
+            raise InvalidRecord(f"leader epoch {header.leader_epoch} from the leader of epoch {max_epoch}")
+        while run:
+            batches, size = self._fitting(run)
+            self._write((data[:size],), batches, size, header.leader_epoch, now_ms)
+            written, run, data = run[: len(batches)], run[len(batches) :], data[size:]
+            for header in written:
+                if header.producer_id >= 0:
+                    self.producers.note(header, now_ms)
+        if markers:
+            self._note_markers(markers, now_ms)
+
+    def _fitting(self, run: Sequence[BatchHeader]) -> tuple[list[Placed], int]:
+        """Return the first batches of a run, as many as the next write's segment has room for, and their bytes."""
+        segment_bytes = self.config.segment_bytes
+        room = segment_bytes - self._active.size
+        if run[0].size > room:
+            room = segment_bytes  # a new segment
+        fitting: list[Placed] = []
+        size = 0
+        for header in run:
+            if fitting and size + header.size > room:
+                break
+            fitting.append(Placed(header.base_offset, header.next_offset, header.size, header.max_timestamp_ms))
+            size += header.size
+        return fitting, size
 
     def _check_appendable(self) -> None:
         self._check_open()
@@ -597,16 +649,11 @@ class PartitionLog:
             )
 
     def _write(
-        self,
-        buffers: Sequence[Buffer],
-        size: int,
-        base_offset: int,
-        next_offset: int,
-        max_timestamp_ms: int,
-        leader_epoch: int,
-        now_ms: int,
+        self, buffers: Sequence[Buffer], batches: Sequence[Placed], size: int, leader_epoch: int, now_ms: int
     ) -> None:
+        """Write batches, of `size` bytes in all, that the leader of one epoch has stamped."""
         active, config = self._active, self.config
+        base_offset, next_offset = batches[0].base_offset, batches[-1].next_offset
         try:
             position = active.end[1]
             if position:
@@ -619,7 +666,7 @@ class PartitionLog:
                     active.first_append_ms = now_ms
             else:
                 active.first_append_ms = now_ms
-            active.append(buffers, size, base_offset, next_offset, max_timestamp_ms, config.index_interval_bytes)
+            active.append(buffers, batches, config.index_interval_bytes)
         except OSError as error:
             raise self._error(error, "append", size) from error
         if leader_epoch != self.leader_epochs.latest_epoch and self.leader_epochs.assign(leader_epoch, base_offset):

@@ -61,6 +61,15 @@ RECENT_BATCHES: Final = 1024
 """The last batches of an active segment whose boundaries are all known, so that readers at the tail never search."""
 
 
+class Placed(NamedTuple):
+    """One batch of an append, with its place in the log."""
+
+    base_offset: int
+    next_offset: int
+    size: int
+    max_timestamp_ms: int
+
+
 def segment_stem(directory: str, base_offset: int) -> str:
     """Return the path of a segment's files without the suffix."""
     return f"{directory}/{base_offset:020d}"
@@ -300,16 +309,8 @@ class Segment:
         file.truncate(0)
         self.opened = OpenSegment(file, SegmentIndex(self.base_offset))
 
-    def append(
-        self,
-        buffers: Sequence[Buffer],
-        size: int,
-        base_offset: int,
-        next_offset: int,
-        max_timestamp_ms: int,
-        index_interval_bytes: int,
-    ) -> None:
-        """Append one stamped batch, given in pieces of `size` bytes in all.
+    def append(self, buffers: Sequence[Buffer], batches: Sequence[Placed], index_interval_bytes: int) -> None:
+        """Append stamped batches, in one write; `buffers` are their bytes, in any pieces.
 
         Raises:
             OSError: nothing was appended. After ENOSPC the file is as before; any other error is final.
@@ -326,17 +327,19 @@ class Segment:
                 raise OSError(errno.EIO, f"a partial write could not be taken back: {error}") from error
             raise
         index = opened.index
-        if position - index.last_position >= index_interval_bytes and position:
-            index.append(base_offset, position, self.max_timestamp_ms)
-        if max_timestamp_ms > self.max_timestamp_ms:
-            self.max_timestamp_ms = max_timestamp_ms
         recent = self.recent
         if recent is None or len(recent[1]) >= 2 * RECENT_BATCHES:
             kept = recent or ([], [])
             recent = self.recent = (kept[0][-RECENT_BATCHES:], kept[1][-RECENT_BATCHES:])
-        recent[0].append(position)
-        recent[1].append(base_offset)
-        self.end = (next_offset, position + size)
+        for base_offset, _, size, max_timestamp_ms in batches:
+            if position - index.last_position >= index_interval_bytes and position:
+                index.append(base_offset, position, self.max_timestamp_ms)
+            if max_timestamp_ms > self.max_timestamp_ms:
+                self.max_timestamp_ms = max_timestamp_ms
+            recent[0].append(position)
+            recent[1].append(base_offset)
+            position += size
+        self.end = (batches[-1].next_offset, position)
 
     def floor(self, opened: OpenSegment, offset: int) -> Boundary:
         """Return the last known boundary at or below `offset`."""

@@ -223,7 +223,7 @@ PLANTS: Final[dict[str, Plant]] = {
     ),
     "a leader may send another leader's epoch": _one(
         "replica-follower",
-        "broker.log.partition_log:PartitionLog.append_stamped",
+        "broker.log.partition_log:PartitionLog._append_run",
         "if max_epoch is not None and header.leader_epoch > max_epoch:",
         "if False:",
     ),

@@ -188,7 +188,7 @@ BROKER_MUTATIONS: dict[str, Mutation] = {
     "a follower does not note": _bug(
         "a follower does not keep producer state, so that it recognises no retries when it leads",
         Rewrite(
-            "broker.log.partition_log:PartitionLog.append_stamped",
+            "broker.log.partition_log:PartitionLog._append_run",
             "if header.producer_id >= 0:",
             "if False:",
         ),

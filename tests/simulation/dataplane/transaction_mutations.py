@@ -53,7 +53,7 @@ TRANSACTION_MUTATIONS: dict[str, Mutation] = {
     "a follower does not note transactions": _bug(
         "a follower does not note the transactions that it appends, so that it knows of none when it leads",
         Rewrite(
-            "broker.log.partition_log:PartitionLog.append_stamped",
+            "broker.log.partition_log:PartitionLog._append_run",
             "self.producers.note(header, now_ms)",
             "self.producers.note(header._replace(attributes=0), now_ms)",
         ),
@@ -65,7 +65,7 @@ TRANSACTION_MUTATIONS: dict[str, Mutation] = {
     "aborted ranges of a follower": _bug(
         "a follower keeps no index of aborted transactions, so that its readers get their records",
         Rewrite(
-            "broker.log.partition_log:PartitionLog.append_stamped",
+            "broker.log.partition_log:PartitionLog._append_run",
             "self._note_markers(markers, now_ms)",
             "self.producers.note_markers(markers, now_ms)",
         ),

@@ -29,7 +29,7 @@ from raftlog.errors import (
 )
 from raftlog.format import Attributes, iter_headers, parse_batch, validate_produced
 from raftlog.types import OffsetAndTimestamp
-from tests.support.log_driver import LOG_DIR, LogDriver, restored, saved, timed_batch
+from tests.support.log_driver import LOG_DIR, PRODUCERS, LogDriver, restored, saved, timed_batch
 from tests.support.memory_storage import Fault, MemoryStorage, PowerLoss
 
 
@@ -123,6 +123,90 @@ def test_a_follower_has_the_same_bytes_whatever_its_segments() -> None:
     assert follower.log.segment_count == 2
     assert b"".join(piece for _, piece in follower.stored_batches()) == data
     assert follower.log.leader_epochs.entries == leader.log.leader_epochs.entries
+
+
+def _state(driver: LogDriver) -> tuple[Any, ...]:
+    """Return what is kept of a log, in memory and in its files."""
+    log = driver.log
+    log.flush()
+    indexes = [segment.opened.index.entries for segment in log.segments if segment.opened is not None]
+    segments = [(each.base_offset, each.end, each.max_timestamp_ms) for each in log.segments]
+    names = driver.storage.list_sizes(log.directory)
+    files = {name: bytes(driver.storage.content(f"{log.directory}/{name}")) for name in names}
+    return segments, indexes, files, log.leader_epochs.entries, {each: log.producers.get(each) for each in range(10)}
+
+
+@pytest.mark.parametrize("segment_bytes", [300, 1_000, 1 << 20])
+@pytest.mark.parametrize("interval", [0, 600])
+def test_batches_in_one_write_leave_what_one_at_a_time_leaves(segment_bytes: int, interval: int) -> None:
+    config = LogConfig(segment_bytes=segment_bytes, index_interval_bytes=interval)
+    leader, at_once, by_one = opened(), opened(config), opened(config)
+    dice = Random(5)
+    for number in range(40):
+        leader.epoch = number // 15
+        leader.append([dice.randrange(100) for _ in range(1 + number % 3)], value_bytes=dice.randrange(200))
+    data = memoryview(everything(leader))
+    at_once.log.append_stamped(data, now_ms=7)
+    for position, header in iter_headers(data):
+        by_one.log.append_stamped(data[position : position + header.size], now_ms=7)
+    assert _state(at_once) == _state(by_one)
+    assert at_once.log.log_end_offset == leader.end
+    offsets = range(at_once.log.log_start_offset, leader.end)
+    assert [at_once.log.read(each, 1, leader.end, blocking=True) for each in offsets] == [
+        by_one.log.read(each, 1, leader.end, blocking=True) for each in offsets
+    ]
+
+
+def test_a_follower_writes_batches_of_one_epoch_at_once() -> None:
+    leader, follower = opened(), opened()
+    for number in range(30):
+        leader.epoch = number // 10
+        leader.append()
+    writes: list[str] = []
+    follower.storage.on_step = lambda op, path: writes.append(path) if op == "write" and path.endswith(".log") else None
+    follower.log.append_stamped(everything(leader), now_ms=7)
+    assert len(writes) == 3
+
+
+@pytest.mark.parametrize("bad", [1, 4, 5, 9])
+def test_what_comes_before_a_refused_batch_is_appended_and_noted(bad: int) -> None:
+    leader, follower = opened(), opened()
+    for number in range(10):
+        leader.epoch = number // 5
+        leader.append()
+    good = everything(leader)
+    data = bytearray(good)
+    position = [position for position, _ in iter_headers(good)][bad]
+    data[position + 70] ^= 1
+    with pytest.raises(CorruptRecordError):
+        follower.log.append_stamped(data, now_ms=leader.clock.now)
+    assert everything(follower) == good[:position]
+    assert follower.log.log_end_offset == bad
+    noted = {each: follower.log.producers.get(each) for each in PRODUCERS}
+    del leader.chain[bad:]
+    assert noted == {each: leader.producers().get(each) for each in PRODUCERS}
+    follower.log.append_stamped(good[position:], now_ms=leader.clock.now)
+    assert everything(follower) == good
+
+
+def test_a_write_that_does_not_fit_the_disk_leaves_nothing() -> None:
+    leader, follower = opened(), opened(LogConfig(segment_bytes=900))
+    for _ in range(10):
+        leader.append()
+    good = everything(leader)
+    full = follower.storage
+    full.capacity_bytes = full.used_bytes() + len(good) // 2
+    with pytest.raises(StorageFull):
+        follower.log.append_stamped(good, now_ms=leader.clock.now)
+    end = follower.log.log_end_offset
+    assert 0 < end < 10
+    assert everything(follower) == b"".join(batch.data for batch in leader.chain[:end])
+    full.capacity_bytes = None
+    follower.log.append_stamped(b"".join(batch.data for batch in leader.chain[end:]), now_ms=leader.clock.now)
+    assert b"".join(piece for _, piece in follower.stored_batches()) == good
+    assert {each: follower.log.producers.get(each) for each in PRODUCERS} == {
+        each: leader.producers().get(each) for each in PRODUCERS
+    }
 
 
 def test_a_follower_refuses_what_does_not_follow() -> None:
