@@ -97,8 +97,8 @@ def column_of(columns: Any, name: str) -> Any:
     return pa.nulls(columns.num_rows, HEADERS_TYPE if name == "headers" else pa.binary())
 
 
-IsPinned = Callable[[int, int], bool]
-"""(producer id, base offset) -> whether a producer's state needs this batch's numbers."""
+IsPinned = Callable[[BatchHeader], bool]
+"""Whether the state of a batch's producer needs its numbers."""
 AreSpent = Callable[[BatchHeader, memoryview], bool]
 """Whether no reader and no replica needs the markers of a control batch any more."""
 
@@ -122,7 +122,7 @@ def read_batch(
     if header.attributes & _CONTROL:
         over = are_spent(header, data)
         return SourceBatch(header, data, None, not over, over)
-    pinned = header.producer_id != NO_PRODUCER_ID and is_pinned(header.producer_id, header.base_offset)
+    pinned = header.producer_id != NO_PRODUCER_ID and is_pinned(header)
     if aborted.hold(header):
         return SourceBatch(header, data, None, pinned, is_over=True)
     decoded = decode_batch(data, limits=LIMITS, check_checksum=False, trusted=True)

@@ -1461,6 +1461,31 @@ class PartitionLog:
         with self._lock:
             return min(self._snapshots.offsets, default=default)
 
+    def producers_at_end(self, sealed: SealedSegments, now_ms: int) -> ProducerStates:
+        """Return what these segments, and the snapshots within them, say of producers. Blocking.
+
+        Raises:
+            SegmentRemoved: one of the segments was removed meanwhile.
+            CorruptRecordError: a batch is damaged, or the log was cut meanwhile (`is_unchanged`).
+            StorageError: the log is closed, or the disk failed.
+        """
+        segments, limits = sealed.segments, self.producers.limits
+        if not self.producers:
+            return ProducerStates(limits)
+        begin_offset, end_offset = segments[0].base_offset, segments[-1].next_offset
+        snapshots = [offset for offset in self._snapshots.offsets if offset >= begin_offset]
+        try:
+            return rebuild_producers(self._storage, self.directory, snapshots, segments, end_offset, limits, now_ms)
+        except InvalidBatch as error:
+            raise CorruptRecordError(
+                f"{self.directory}: position {error.position} of a segment below offset {end_offset}: {error.reason}"
+            ) from None
+        except OSError as error:
+            if isinstance(error, FileNotFoundError):
+                for segment in segments:
+                    self._check_present(segment)
+            raise self._error(error, "reading what segments say of producers") from error
+
     def sealed_below(self, bound: int) -> SealedSegments:
         """Return the sealed segments that lie below `bound` and are on the disk with their indexes."""
         with self._lock:
