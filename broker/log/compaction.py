@@ -571,10 +571,11 @@ class Compactor:
 
 
 def cut_front(batch: Buffer, offset: int) -> bytes:
-    """Return the part of a merged batch from `offset` on, as a batch that begins there.
+    """Return the part of a batch from `offset` on, as a batch of no producer that begins there.
 
-    For a follower whose log ends within the range of a batch that its leader has merged: it holds the lower offsets, in
-    the batches before the merge.
+    For a follower whose log ends within the range of a batch of its leader. It holds the lower offsets: in the batches
+    before its leader has merged them, or in the first part of a batch that an earlier leader has compacted and split.
+    So the batch lies below what was the last stable offset, and if it is transactional here, it was committed.
 
     Raises:
         CorruptRecordError: the batch does not decode.

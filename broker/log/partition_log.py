@@ -139,7 +139,6 @@ EXPIRED_AT_ONCE: Final = 1_000
 """Producers that `expire_producers` forgets under one hold of the lock."""
 _PAUSE_S: Final = 0.0005
 _MAX_OFFSET: Final = (1 << 63) - 1
-_SPARSE: Final = int(Attributes.SPARSE_OFFSETS)
 _CONTROL: Final = int(Attributes.CONTROL)
 
 
@@ -557,9 +556,9 @@ class PartitionLog:
                 markers = placed_markers(piece, check_checksum=False) if header.attributes & _CONTROL else ()
                 if markers:
                     self.producers.transactions.check_followed(markers, self.log_start_offset)
-                if header.attributes & _SPARSE and header.base_offset < self._end < header.next_offset:
-                    piece = memoryview(cut_front(piece, self._end))  # the leader has merged across this log's end
-                    header = parse_batch(piece)
+                if header.base_offset < self._end < header.next_offset and not header.attributes & _CONTROL:
+                    piece = memoryview(cut_front(piece, self._end))  # compaction has merged across this log's end,
+                    header = parse_batch(piece)  # or an earlier leader had split there
                 if header.base_offset != self._end:
                     raise InvalidRecord(f"offset {header.base_offset} does not follow the log end {self._end}")
                 if header.leader_epoch < 0:

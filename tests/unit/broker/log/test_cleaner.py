@@ -317,6 +317,37 @@ def test_a_follower_goes_on_within_what_its_leader_has_merged() -> None:
         follower.check()
 
 
+@pytest.mark.parametrize("transactional", [False, True])
+def test_a_follower_goes_on_within_what_an_earlier_leader_has_split(transactional: bool) -> None:
+    """It has copied the first part of a batch from a leader that split it; the next leader has the batch as it was."""
+    config = replace(CONFIG, max_message_bytes=1_000, segment_bytes=100_000)
+    leaders = TransactionalKeyedLog(config), TransactionalKeyedLog(config)
+    rows = [(b"%03d" % number, b"v") for number in range(60)]
+    for log in leaders:
+        log.append((b"first", b"x"))
+        log.produce(7, *rows) if transactional else log.append(*rows, producer=(7, 0, 0))
+        if transactional:
+            log.end({7: True})
+        log.append((b"005", b"later"))
+        log.log.roll()
+        log.append((b"after", b"x"))
+        log.commit()
+        log.log.expire_producers(log.clock.now + log.log.producers.limits.expiration_ms + 1)
+    first, second = leaders
+    assert first.clean()
+    border = [batch.header.next_offset for batch in first.batches()][1]
+    assert 1 < border < 61, "the batch has lost a record, and is larger with the offsets of the others"
+    follower = TransactionalKeyedLog(config)
+    while follower.log.log_end_offset < border:
+        found = first.log.read(follower.log.log_end_offset, 1, border, blocking=True)
+        assert found is not None
+        follower.log.append_stamped(found.records, now_ms=0, max_epoch=1)
+    follow(follower, second)
+    assert follower.log.log_end_offset == second.log.log_end_offset
+    assert follower.log.first_unstable_offset is None
+    assert follower.visible() == [record for record in second.visible() if record[2] != b"005" or record[0] > border]
+
+
 RETENTION_MS = 1_000
 TRANSACTIONS_CONFIG = LogConfig(
     segment_bytes=1_500,
