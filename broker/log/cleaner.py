@@ -14,10 +14,16 @@ start need its marker while its batches are still transactional, and so does rec
     it lies below a point up to which the log was clean `delete.retention.ms` ago: then all batches that it decides on
         have been cleaned, and no reader is between them and the marker (as with tombstones);
     no producer snapshot from before it is left, which may know one of its transactions as open;
-    it is not the last thing known of any of its producers: else a fenced producer would be fenced no more. What was
-        written later is flushed first, so that a power failure cannot take it;
+    a later entry below the bound says more of each of its producers (see below): else a fenced producer would be
+        fenced no more;
     every assigned replica holds it durably, as their leader has learned in its present term (`Plan.markers_below`).
         So only the leader of a partition drops markers; a follower keeps its own until it leads.
+
+What the log says of producers stays, wherever it ends later: a truncation or a power failure may take everything above
+the high watermark, and a new replica has no snapshots. So the state of producers at the end of the segments that are
+cleaned (`PartitionLog.producers_at_end`), not the present one, decides which markers and which sequence numbers are
+superseded. What is written later may supersede more; the next cleaning sees it. A producer that has expired needs
+nothing.
 
 The last condition is for a follower that was away. It may have batches of a transaction as they were produced, but not
 the marker. It continues in a log that was cleaned, where only the marker still says how the transaction ended. With
@@ -58,6 +64,7 @@ from broker.log.index import MAX_RELATIVE_OFFSET, TxnIndex
 from broker.log.integrity import OnDamaged
 from broker.log.manager import LogManager
 from broker.log.partition_log import PartitionLog, SealedSegments, SegmentRemoved
+from broker.log.producer_state import ProducerStates
 from broker.log.recovery import Cleaned
 from broker.log.segment import BEFORE_ALL_TIME_MS, OpenSegment, Segment, SegmentIndex
 from broker.log.storage import File
@@ -65,7 +72,7 @@ from raftlog._core.security.acls import INTERNAL_PREFIX
 from raftlog.errors import CorruptRecordError, RaftlogError
 from raftlog.format import HEADER_BYTES, BatchHeader, Buffer, parse_header
 from raftlog.format.aborted import AbortedRanges
-from raftlog.format.control import placed_markers
+from raftlog.format.control import Marker, placed_markers
 
 logger = logging.getLogger(__name__)
 
@@ -158,6 +165,8 @@ class _Cleaning:
         self._dedupe_bytes = dedupe_bytes
         self._clock = clock
         self._last_offsets = LastOffsets()
+        self._producers = ProducerStates()
+        """What the segments of the plan say of producers."""
         self._output: _Output | None = None
         self._markers_below = 0
         """Control batches below it may go."""
@@ -172,6 +181,7 @@ class _Cleaning:
             if self._last_offsets.is_full(self._dedupe_bytes):
                 end_offset = batches[-1].header.next_offset
                 break
+        self._producers = self._producers_at_end()
         tombstones_below = self._plan.cleaned.tombstones_below(self._clock(), self._config.delete_retention_ms)
         self._markers_below = min(
             self._plan.markers_below, tombstones_below, self._log.oldest_snapshot_offset(tombstones_below)
@@ -200,6 +210,15 @@ class _Cleaning:
                 "bytes_after": sum(s.size for s in self._log.segments if s.base_offset < end_offset),
             },
         )
+
+    def _producers_at_end(self) -> ProducerStates:
+        try:
+            return self._log.producers_at_end(self._plan.sealed, self._clock())
+        except SegmentRemoved as error:
+            raise CleaningAbandoned(str(error)) from error
+        except CorruptRecordError as error:
+            self._check_unchanged(self._plan.sealed.segments[-1], error)
+            raise
 
     @property
     def _piece_bytes(self) -> int:
@@ -246,8 +265,7 @@ class _Cleaning:
                     expected = header.next_offset
                     if expected > from_offset:
                         batch = data[at : at + wanted]
-                        remembers = self._log.producers.remembers
-                        batches.append(read_batch(batch, header, remembers, aborted, self._are_spent))
+                        batches.append(read_batch(batch, header, self._is_pinned, aborted, self._are_spent))
                         inflated += batches[-1].columns.nbytes if batches[-1].columns is not None else 0
                     at += wanted
                     wanted = 0
@@ -270,11 +288,24 @@ class _Cleaning:
         if header.next_offset > self._markers_below:
             return False
         markers = placed_markers(data, check_checksum=False)
-        producers = self._log.producers
-        if any(producers.needs_epoch(marker.producer_id, marker.producer_epoch) for _, marker in markers):
+        if any(self._needs_marker(marker) for _, marker in markers):
             return False
         self._spent.update(placed.offset for placed in markers)
         return True
+
+    def _is_pinned(self, header: BatchHeader) -> bool:
+        return self._needs(header.producer_id, lambda producers: producers.remembers(header))
+
+    def _needs_marker(self, marker: Marker) -> bool:
+        producer_id, epoch = marker.producer_id, marker.producer_epoch
+        return self._needs(producer_id, lambda producers: producers.needs_epoch(producer_id, epoch))
+
+    def _needs(self, producer_id: int, by: Callable[[ProducerStates], bool]) -> bool:
+        """Whether what an entry says of a producer has to stay; `by` asks the state that the segments give."""
+        if self._log.producers.get(producer_id) is None:  # it has expired
+            return False
+        there = self._producers
+        return there.get(producer_id) is None or by(there)  # `producer.ids.max` may leave some out there
 
     def _rewrite(self, compactor: Compactor, end_offset: int) -> Iterator[int]:
         for segment in self._plan.sealed.segments:
@@ -300,7 +331,6 @@ class _Cleaning:
         written = output.add(compactor.finish())
         if output.is_changed:
             old = SealedSegments(output.segments, self._plan.sealed.truncations)
-            self._log.flush()  # what goes may be known from newer batches, which a power failure must not take
             try:
                 new = output.finish(self._spent)
             except SegmentRemoved as error:

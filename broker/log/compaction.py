@@ -97,8 +97,8 @@ def column_of(columns: Any, name: str) -> Any:
     return pa.nulls(columns.num_rows, HEADERS_TYPE if name == "headers" else pa.binary())
 
 
-IsPinned = Callable[[int, int], bool]
-"""(producer id, base offset) -> whether a producer's state needs this batch's numbers."""
+IsPinned = Callable[[BatchHeader], bool]
+"""Whether the state of a batch's producer needs its numbers."""
 AreSpent = Callable[[BatchHeader, memoryview], bool]
 """Whether no reader and no replica needs the markers of a control batch any more."""
 
@@ -122,7 +122,7 @@ def read_batch(
     if header.attributes & _CONTROL:
         over = are_spent(header, data)
         return SourceBatch(header, data, None, not over, over)
-    pinned = header.producer_id != NO_PRODUCER_ID and is_pinned(header.producer_id, header.base_offset)
+    pinned = header.producer_id != NO_PRODUCER_ID and is_pinned(header)
     if aborted.hold(header):
         return SourceBatch(header, data, None, pinned, is_over=True)
     decoded = decode_batch(data, limits=LIMITS, check_checksum=False, trusted=True)
@@ -571,10 +571,11 @@ class Compactor:
 
 
 def cut_front(batch: Buffer, offset: int) -> bytes:
-    """Return the part of a merged batch from `offset` on, as a batch that begins there.
+    """Return the part of a batch from `offset` on, as a batch of no producer that begins there.
 
-    For a follower whose log ends within the range of a batch that its leader has merged: it holds the lower offsets, in
-    the batches before the merge.
+    For a follower whose log ends within the range of a batch of its leader. It holds the lower offsets: in the batches
+    before its leader has merged them, or in the first part of a batch that an earlier leader has compacted and split.
+    So the batch lies below what was the last stable offset, and if it is transactional here, it was committed.
 
     Raises:
         CorruptRecordError: the batch does not decode.

@@ -140,9 +140,7 @@ EXPIRED_AT_ONCE: Final = 1_000
 """Producers that `expire_producers` forgets under one hold of the lock."""
 _PAUSE_S: Final = 0.0005
 _MAX_OFFSET: Final = (1 << 63) - 1
-_SPARSE: Final = int(Attributes.SPARSE_OFFSETS)
 _CONTROL: Final = int(Attributes.CONTROL)
-_ALONE: Final = _SPARSE | _CONTROL
 
 
 def expired_segments(segments: Sequence[Segment], config: LogConfig, last_stable_offset: int, now_ms: int) -> int:
@@ -175,7 +173,7 @@ def expired_segments(segments: Sequence[Segment], config: LogConfig, last_stable
 def _runs(data: memoryview) -> Iterator[list[BatchHeader]]:
     """Yield the headers of stamped batches, in runs that can be checked and written as one.
 
-    A run's batches continue each other in one leader epoch. A control batch, or one with gaps in its offsets, is alone.
+    A run's batches continue each other in one leader epoch. A control batch is alone.
 
     Raises:
         CorruptRecordError: a batch is cut short or does not check; all before it were yielded.
@@ -206,7 +204,7 @@ def _continues(last: BatchHeader, header: BatchHeader) -> bool:
         header.base_offset == last.next_offset
         and header.leader_epoch == last.leader_epoch
         and header.next_offset <= _MAX_OFFSET
-        and not (last.attributes | header.attributes) & _ALONE
+        and not (last.attributes | header.attributes) & _CONTROL
     )
 
 
@@ -601,10 +599,12 @@ class PartitionLog:
         markers = placed_markers(data, check_checksum=False) if header.attributes & _CONTROL else ()
         if markers:
             self.producers.transactions.check_followed(markers, self.log_start_offset)
-        if header.attributes & _SPARSE and header.base_offset < self._end < header.next_offset:
-            data = memoryview(cut_front(data, self._end))  # the leader has merged across this log's end
+        if header.base_offset < self._end < header.next_offset and not header.attributes & _CONTROL:
+            # Compaction has merged across this log's end, or an earlier leader had split there.
+            rest = cut_front(data[: header.size], self._end)
+            data = memoryview(rest + data[header.size :])
             header = parse_batch(data)
-            run = [header]
+            run = [header, *run[1:]]
         if header.base_offset != self._end:
             raise InvalidRecord(f"offset {header.base_offset} does not follow the log end {self._end}")
         if header.leader_epoch < 0:
@@ -1507,6 +1507,31 @@ class PartitionLog:
         """Return from which offset on the log is read if recovery has to use the oldest producer snapshot."""
         with self._lock:
             return min(self._snapshots.offsets, default=default)
+
+    def producers_at_end(self, sealed: SealedSegments, now_ms: int) -> ProducerStates:
+        """Return what these segments, and the snapshots within them, say of producers. Blocking.
+
+        Raises:
+            SegmentRemoved: one of the segments was removed meanwhile.
+            CorruptRecordError: a batch is damaged, or the log was cut meanwhile (`is_unchanged`).
+            StorageError: the log is closed, or the disk failed.
+        """
+        segments, limits = sealed.segments, self.producers.limits
+        if not self.producers:
+            return ProducerStates(limits)
+        begin_offset, end_offset = segments[0].base_offset, segments[-1].next_offset
+        snapshots = [offset for offset in self._snapshots.offsets if offset >= begin_offset]
+        try:
+            return rebuild_producers(self._storage, self.directory, snapshots, segments, end_offset, limits, now_ms)
+        except InvalidBatch as error:
+            raise CorruptRecordError(
+                f"{self.directory}: position {error.position} of a segment below offset {end_offset}: {error.reason}"
+            ) from None
+        except OSError as error:
+            if isinstance(error, FileNotFoundError):
+                for segment in segments:
+                    self._check_present(segment)
+            raise self._error(error, "reading what segments say of producers") from error
 
     def sealed_below(self, bound: int) -> SealedSegments:
         """Return the sealed segments that lie below `bound` and are on the disk with their indexes."""

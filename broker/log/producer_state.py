@@ -292,13 +292,21 @@ class ProducerStates:
         """Return what is known of a producer id."""
         return self._producers.get(producer_id)
 
-    def remembers(self, producer_id: int, base_offset: int) -> bool:
-        """Whether the batch at `base_offset` is remembered, so that compaction must keep its sequence numbers."""
-        state = self._producers.get(producer_id)
-        return state is not None and any(batch.base_offset == base_offset for batch in state.batches)
+    def remembers(self, header: BatchHeader) -> bool:
+        """Whether a batch of the log says what is remembered of sequences, so that compaction must keep its numbers.
+
+        After a marker that is the batch with the last sequence before it (`Before`).
+        """
+        state = self._producers.get(header.producer_id)
+        if state is None:
+            return False
+        if not state.batches:
+            last_sequence = sequence_after(header.base_sequence, header.last_offset_delta)
+            return state.before == Before(header.producer_epoch, last_sequence)
+        return any(batch.base_offset == header.base_offset for batch in state.batches)
 
     def needs_epoch(self, producer_id: int, producer_epoch: int) -> bool:
-        """Whether a marker of this epoch may be the last batch of a producer that is still remembered."""
+        """Whether a marker of this epoch may be the last that the log says of the producer's epoch."""
         state = self._producers.get(producer_id)
         return state is not None and state.epoch <= producer_epoch
 

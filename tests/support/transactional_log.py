@@ -98,6 +98,17 @@ class TransactionalKeyedLog(KeyedLog):
     def stop(self, dice: Random | None) -> None:
         """Lose power (None: kill -9) and start again; uncommitted content may be gone."""
         super().stop(dice)
+        self._cut()
+
+    def truncate(self, offset: int) -> None:
+        """Cut what is not committed, from an offset on, as a follower does."""
+        self.log.truncate_to(max(offset, self.log.high_watermark), now_ms=self.clock.now)
+        end = self.log.log_end_offset
+        self.written = [record for record in self.written if record[0] < end]
+        self._cut()
+
+    def _cut(self) -> None:
+        """Forget what lies above the log end."""
         end = self.log.log_end_offset
         for offset, producer_id, records, commit in reversed(self.decided):
             if offset >= end:  # the marker is gone: its transaction is open again
@@ -168,7 +179,7 @@ class TransactionalKeyedLog(KeyedLog):
         )
 
     def check_rebuilt(self) -> None:
-        """After any compaction the log alone tells what is open, and refuses fenced producers."""
+        """After any compaction the log alone tells what is open, and what is known of producers."""
         rebuilt, live = self.rebuilt(), self.log.producers
         assert dict(rebuilt.transactions.items()).keys() == dict(live.transactions.items()).keys(), (
             "a rebuilt producer state has other open transactions than the live one"
@@ -188,4 +199,12 @@ class TransactionalKeyedLog(KeyedLog):
             assert known.epoch == state.epoch, (
                 f"a rebuilt producer state has epoch {known.epoch} of producer {producer_id}, but the live one "
                 f"{state.epoch}"
+            )
+            assert known.batches == state.batches, (
+                f"a rebuilt producer state has batches {known.batches} of producer {producer_id}, but the live one "
+                f"{state.batches}"
+            )
+            assert known.last_written == state.last_written, (
+                f"a rebuilt producer state has {known.last_written} as last sequence of producer {producer_id}, but "
+                f"the live one {state.last_written}"
             )

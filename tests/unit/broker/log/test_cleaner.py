@@ -20,6 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from broker.log.cleaner import FAILED_PAUSE_MS, Cleaner, CleaningAbandoned, Plan, clean, next_in_line, plan_cleaning
 from broker.log.config import LogConfig
 from broker.log.partition_log import PartitionLog, SealedSegments
+from broker.log.producer_state import Before
 from broker.log.recovery import Cleaned
 from broker.log.transactions import MarkerMissing, OpenTransaction, OpenTransactions
 from raftlog.errors import CorruptRecordError, InvalidRecord
@@ -316,6 +317,37 @@ def test_a_follower_goes_on_within_what_its_leader_has_merged() -> None:
         follower.check()
 
 
+@pytest.mark.parametrize("transactional", [False, True])
+def test_a_follower_goes_on_within_what_an_earlier_leader_has_split(transactional: bool) -> None:
+    """It has copied the first part of a batch from a leader that split it; the next leader has the batch as it was."""
+    config = replace(CONFIG, max_message_bytes=1_000, segment_bytes=100_000)
+    leaders = TransactionalKeyedLog(config), TransactionalKeyedLog(config)
+    rows = [(b"%03d" % number, b"v") for number in range(60)]
+    for log in leaders:
+        log.append((b"first", b"x"))
+        log.produce(7, *rows) if transactional else log.append(*rows, producer=(7, 0, 0))
+        if transactional:
+            log.end({7: True})
+        log.append((b"005", b"later"))
+        log.log.roll()
+        log.append((b"after", b"x"))
+        log.commit()
+        log.log.expire_producers(log.clock.now + log.log.producers.limits.expiration_ms + 1)
+    first, second = leaders
+    assert first.clean()
+    border = [batch.header.next_offset for batch in first.batches()][1]
+    assert 1 < border < 61, "the batch has lost a record, and is larger with the offsets of the others"
+    follower = TransactionalKeyedLog(config)
+    while follower.log.log_end_offset < border:
+        found = first.log.read(follower.log.log_end_offset, 1, border, blocking=True)
+        assert found is not None
+        follower.log.append_stamped(found.records, now_ms=0, max_epoch=1)
+    follow(follower, second)
+    assert follower.log.log_end_offset == second.log.log_end_offset
+    assert follower.log.first_unstable_offset is None
+    assert follower.visible() == [record for record in second.visible() if record[2] != b"005" or record[0] > border]
+
+
 RETENTION_MS = 1_000
 TRANSACTIONS_CONFIG = LogConfig(
     segment_bytes=1_500,
@@ -497,6 +529,16 @@ class CompactedTransactions(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.log = TransactionalKeyedLog(TRANSACTIONS_CONFIG)
+        self.numbered: dict[int, list[tuple[int, int, int]]] = {4: [], 5: []}
+        """(base offset, base sequence, next sequence) of each batch of the idempotent producers."""
+
+    @rule(rows=ROWS, producer=st.integers(4, 5))
+    def append_numbered(self, rows: list[tuple[bytes, bytes | None]], producer: int) -> None:
+        """A batch of an idempotent producer."""
+        batches = self.numbered[producer]
+        sequence = batches[-1][2] if batches else 0
+        offset = self.log.append(*rows, producer=(producer, 0, sequence))
+        batches.append((offset, sequence, sequence + len(rows)))
 
     @rule(rows=ROWS)
     def append(self, rows: list[tuple[bytes, bytes | None]]) -> None:
@@ -549,6 +591,18 @@ class CompactedTransactions(RuleBasedStateMachine):
     def restart(self, seed: int | None) -> None:
         """Kill -9, or power loss."""
         self.log.stop(None if seed is None else Random(seed))
+        self._cut()
+
+    @rule(back=st.integers(0, 8))
+    def truncate(self, back: int) -> None:
+        """Cut what is not committed, as a deposed leader does."""
+        self.log.truncate(self.log.log.log_end_offset - back)
+        self._cut()
+
+    def _cut(self) -> None:
+        end = self.log.log.log_end_offset
+        for batches in self.numbered.values():
+            batches[:] = [batch for batch in batches if batch[0] < end]
 
     @rule()
     def housekeeping(self) -> None:
@@ -561,6 +615,14 @@ class CompactedTransactions(RuleBasedStateMachine):
         self.log.check_committed()
         self.log.check_rebuilt()
         assert set(self.log.pending) == set(dict(self.log.log.producers.transactions.items()))
+        producers = self.log.log.producers
+        for producer, batches in self.numbered.items():
+            state = producers.get(producer)
+            known = () if state is None else state.batches
+            assert [(b.base_offset, b.base_sequence) for b in known] == [batch[:2] for batch in batches[-5:]]
+        ended = {producer for _, producer, _, _ in self.log.decided} | set(self.log.pending)
+        epochs = {producer: state.epoch for producer, state in producers.items() if producer not in self.numbered}
+        assert epochs == {producer: self.log.epochs[producer] for producer in ended}
 
 
 def test_a_marker_goes_for_a_newer_one_only_once_that_is_durable() -> None:
@@ -575,6 +637,64 @@ def test_a_marker_goes_for_a_newer_one_only_once_that_is_durable() -> None:
     state.clean(dedupe_bytes=1)
     state.restart(seed=0)
     state.holds()
+
+
+def test_a_marker_goes_for_a_newer_one_only_once_that_is_committed() -> None:
+    """Else a new leader that lacks the newer one has it cut, and nothing in the log says that the producer was fenced.
+
+    A replica that copies this log has no snapshots: as a leader it would let a late batch begin a transaction again.
+    """
+    log = filled_with_transactions(2)
+    seal(log)
+    assert log.clean()
+    log.clock.now += RETENTION_MS
+    seal(log)
+    committed, fences = log.log.log_end_offset, controls(log)[-1:]
+    log.end({1: False, 2: False})
+    assert log.clean()
+    log.truncate(committed)
+    assert controls(log) == fences
+    log.check_rebuilt()
+    assert log.rebuilt().get(1) is not None
+    log.end({1: False, 2: False})
+    seal(log)
+    assert log.clean()
+    log.clock.now += RETENTION_MS
+    seal(log)
+    assert log.clean()
+    assert len(controls(log)) == 1, "the older marker goes once the newer one is committed and compacted"
+
+
+def test_sequence_numbers_go_for_newer_ones_only_once_those_are_committed() -> None:
+    log = TransactionalKeyedLog(TRANSACTIONS_CONFIG)
+    for number in range(8):
+        log.append((b"k", b"v" * 100), producer=(7, 0, number))
+    seal(log)
+    committed = log.log.log_end_offset
+    for number in range(8, 16):
+        log.append((b"k", b"v" * 100), producer=(7, 0, number))
+    assert log.clean()
+    log.truncate(committed)
+    state = log.rebuilt().get(7)
+    assert state is not None
+    assert [batch.base_sequence for batch in state.batches] == [3, 4, 5, 6, 7]
+    log.check_rebuilt()
+
+
+def test_the_last_sequence_before_a_marker_stays() -> None:
+    """A Kafka client before transaction.version 2 continues it in its next transaction."""
+    log = TransactionalKeyedLog(TRANSACTIONS_CONFIG)
+    for _ in range(3):
+        log.produce(1, (b"k", b"v" * 100), (b"j", b"w" * 100))
+        log.produce(2, (b"k", b"aborted" * 30))
+    log.end({1: True, 2: False})
+    for number in range(20):
+        log.append((b"own%d" % number, b"v" * 100), (b"k", b"later"))
+    seal(log)
+    assert log.clean()
+    rebuilt = log.rebuilt()
+    assert {id_: state.last_written for id_, state in rebuilt.items()} == {1: Before(0, 5), 2: Before(0, 2)}
+    log.check_rebuilt()
 
 
 TestCompactedTransactions = CompactedTransactions.TestCase

@@ -47,7 +47,10 @@ def stamped(batch: bytes, base_offset: int, epoch: int = 1) -> bytes:
 
 def sources(*batches: bytes, pinned: tuple[int, ...] = ()) -> list[SourceBatch]:
     """Return the batches as the cleaner reads them; those at the offsets `pinned` are remembered."""
-    return [read_batch(memoryview(batch), parse_header(batch), lambda _, base: base in pinned) for batch in batches]
+    return [
+        read_batch(memoryview(batch), parse_header(batch), lambda header: header.base_offset in pinned)
+        for batch in batches
+    ]
 
 
 def log_of(*batches: list[Row], epoch: int = 1, codec: Codec = Codec.NONE) -> list[bytes]:
@@ -163,7 +166,13 @@ def ended(
     """Return the batches as the cleaner reads them; those of the transactions `aborted` are over."""
     ranges = AbortedRanges(aborted)
     return [
-        read_batch(memoryview(batch), parse_header(batch), lambda _, base: base in pinned, ranges, lambda *_: spent)
+        read_batch(
+            memoryview(batch),
+            parse_header(batch),
+            lambda header: header.base_offset in pinned,
+            ranges,
+            lambda *_: spent,
+        )
         for batch in batches
     ]
 
@@ -246,7 +255,13 @@ def test_of_transactions_that_are_over_only_committed_rows_stay(
     bound = log.last_stable_offset
     aborted = AbortedRanges(log.aborted)
     batches = [
-        read_batch(memoryview(batch), parse_header(batch), lambda _, base: base % 3 == 0, aborted, lambda *_: spent)
+        read_batch(
+            memoryview(batch),
+            parse_header(batch),
+            lambda header: header.base_offset % 3 == 0,
+            aborted,
+            lambda *_: spent,
+        )
         for base, batch in log.batches
         if base < bound
     ]
@@ -388,7 +403,10 @@ def stamped_all(batches: list[bytes]) -> list[bytes]:
 
 def sources_of(batches: list[bytes], pinned: tuple[int, ...] = ()) -> list[SourceBatch]:
     """Return them as the cleaner reads them; those at the offsets `pinned` are remembered."""
-    return [read_batch(memoryview(batch), parse_header(batch), lambda _, base: base in pinned) for batch in batches]
+    return [
+        read_batch(memoryview(batch), parse_header(batch), lambda header: header.base_offset in pinned)
+        for batch in batches
+    ]
 
 
 def merged(found: list[SourceBatch], max_batch_bytes: int = MIB) -> list[CleanedBatch]:
@@ -494,7 +512,7 @@ def test_what_is_held_back_holds_on_to_nothing_that_was_read() -> None:
         found, at = [], 0
         for batch in batches:
             view = memoryview(piece)[at : at + len(batch)]
-            found.append(read_batch(view, parse_header(view), lambda _, base: False))
+            found.append(read_batch(view, parse_header(view), lambda header: False))
             at += len(batch)
             del view
         last = LastOffsets()
@@ -511,7 +529,7 @@ def test_a_batch_as_it_was_is_copied_when_it_is_held_back() -> None:
         (batch,) = stamped_all([keyed_batch([(b"a", b"1"), (b"b", b"2")], codec=codec)])
         piece = bytearray(batch)
         compactor = Compactor(LastOffsets())
-        assert not list(compactor.compact([read_batch(memoryview(piece), parse_header(batch), lambda _, base: False)]))
+        assert not list(compactor.compact([read_batch(memoryview(piece), parse_header(batch), lambda header: False)]))
         piece.clear()
         (made,) = compactor.finish()
         assert made.is_copy
@@ -522,7 +540,7 @@ def test_the_keys_hold_on_to_nothing_that_was_read() -> None:
     (batch,) = stamped_all([keyed_batch([(b"a", b"1"), (b"b", b"2")])])
     piece = bytearray(batch)
     last = LastOffsets()
-    last.add([read_batch(memoryview(piece), parse_header(batch), lambda _, base: False)])
+    last.add([read_batch(memoryview(piece), parse_header(batch), lambda header: False)])
     piece.clear()
     assert len(last) == 2
 

@@ -168,6 +168,18 @@ def test_a_follower_writes_batches_of_one_epoch_at_once() -> None:
     assert len(writes) == 3
 
 
+def test_a_follower_goes_on_within_the_first_of_many_batches() -> None:
+    one, leader, follower = opened(), opened(), opened()
+    one.append([1])
+    for stamps in ([1, 2, 3], [4], [5, 6]):
+        leader.append(stamps)
+    follower.log.append_stamped(everything(one), now_ms=7)
+    follower.log.append_stamped(everything(leader), now_ms=7)
+    stored = [(header.base_offset, header.next_offset) for _, header in iter_headers(everything(follower))]
+    assert stored == [(0, 1), (1, 3), (3, 4), (4, 6)]
+    assert everything(follower).endswith(b"".join(batch.data for batch in leader.chain[1:]))
+
+
 @pytest.mark.parametrize("bad", [1, 4, 5, 9])
 def test_what_comes_before_a_refused_batch_is_appended_and_noted(bad: int) -> None:
     leader, follower = opened(), opened()

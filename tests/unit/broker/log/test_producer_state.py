@@ -239,8 +239,14 @@ def test_a_log_that_is_read_again_is_believed() -> None:
 
 def test_what_compaction_has_to_keep() -> None:
     known = states(*((number, 1) for number in range(6)))
-    assert [offset for offset in range(7) if known.remembers(7, offset)] == [1, 2, 3, 4, 5]
-    assert not known.remembers(8, 1)
+    assert [n for n in range(7) if known.remembers(header(n, offset=n))] == [1, 2, 3, 4, 5]
+    assert not known.remembers(header(1, offset=1, producer_id=8))
+    known.note_markers([PlacedMarker(6, Marker(7, 1, commit=True, coordinator_epoch=1))], NOW)
+    assert [n for n in range(7) if known.remembers(header(n, offset=n))] == [5], "the last sequence before the marker"
+    assert not known.remembers(header(5, offset=5, epoch=1))
+    known.note(header(6, offset=7, epoch=1), NOW)
+    assert [n for n in range(7) if known.remembers(header(n, offset=n))] == []
+    assert known.remembers(header(6, offset=7, epoch=1))
 
 
 def test_a_copy_lives_its_own_life() -> None:
