@@ -22,7 +22,7 @@ session, so that all have their turn.
 Before a fetch reads, it takes room for what it may read, which it keeps until the client has taken the response.
 Without room in time the response has no records.
 
-Batches are converted on the event loop or in threads, by what they cost (`broker/quotas/conversions.py`), and until the
+Batches are converted on the event loop or in threads, by what they cost (`broker/quotas/heavy_work.py`), and until the
 response has MAX_RESPONSE_BYTES or MAX_RESPONSE_RECORDS. Of a larger batch it has the pieces from the offset that the
 client asks for, so one response after the other gets the client through it.
 
@@ -44,11 +44,11 @@ from typing import Any, Final
 from broker.kafka import errors
 from broker.kafka.codec import Fields
 from broker.kafka.parts import MAX_NAMED, check_count
-from broker.kafka.record_batches import ToKafka
+from broker.kafka.record_batches import LOOP_COST, STEP_COST, ToKafka
 from broker.log.partition_log import ReadResult
 from broker.partition.fetch_session import readable_end
 from broker.partition.partition import Partition
-from broker.quotas.conversions import LOOP_COST, STEP_COST, Conversions
+from broker.quotas.heavy_work import HeavyWork
 from broker.quotas.room import Hold
 from broker.replicas.replica_manager import ReplicaManager
 from broker.security.caller import Caller, Decisions
@@ -249,13 +249,13 @@ class Fetch:
         replica_manager: ReplicaManager,
         image: Callable[[], MetadataImage],
         disk: Executor,
-        conversions: Conversions,
+        heavy_work: HeavyWork,
     ) -> None:
         self.sessions = Sessions(time.monotonic)
         self._replica_manager = replica_manager
         self._image = image
         self._disk = disk
-        self.conversions = conversions
+        self.heavy_work = heavy_work
         self._lease = replica_manager.lease
         self._counters = replica_manager.counters
 
@@ -480,7 +480,7 @@ class _Attempt:
 
     async def convert(self) -> None:
         """Turn what was read into the response."""
-        turns = self._api.conversions.turns()
+        turns = Budget(LOOP_COST)
         async for wanted, answer, topic, partition, result, _ in in_turns(self._read):
             try:
                 records: list[bytes] = []
@@ -521,17 +521,16 @@ class _Attempt:
 
     async def _converted(self, conversion: ToKafka, turns: Budget, *, on_loop: bool) -> list[bytes]:
         """Return the batches of one partition. Raises RaftlogError."""
-        conversions = self._api.conversions
         records: list[bytes] = []
         while on_loop and not conversion.is_done and conversion.cost <= LOOP_COST:
             before = conversion.spent
             records += conversion.step(LOOP_COST)
             await turns.spend(conversion.spent - before)
         while not conversion.is_done:
-            async with conversions.room_for(self._who, conversion.cost):
-                records += await conversions.beside(conversion.step, STEP_COST)
+            async with self._api.heavy_work.conversion(self._who.share, conversion.cost) as run:
+                records += await run(conversion.step, STEP_COST)
                 while conversion.is_within_batch and not conversion.is_done:
-                    records += await conversions.beside(conversion.step, STEP_COST)
+                    records += await run(conversion.step, STEP_COST)
         return records
 
     def withhold_without_lease(self) -> None:

@@ -72,8 +72,8 @@ from broker.net.connections import ConnectionLimits, Newcomer, Newcomers, limits
 from broker.net.interceptors import Rarely
 from broker.net.services.security import SecurityService
 from broker.observability.counters import MTLS, Counters
-from broker.quotas.conversions import Conversions
-from broker.quotas.manager import LOOK_AGAIN_MS, MAX_CLIENT_ID, Measured, QuotaManager, charged_to, whole_ms
+from broker.quotas.heavy_work import HeavyWork, beside
+from broker.quotas.manager import LOOK_AGAIN_MS, MAX_CLIENT_ID, Measured, Meter, QuotaManager, charged_to, whole_ms
 from broker.quotas.room import Hold, Room
 from broker.replicas.replica_manager import ReplicaManager
 from broker.security.caller import Caller, caller
@@ -290,24 +290,10 @@ class KafkaListener:
                 extra={"event": "kafka_disconnected", "host": host, "of": name, "reason": why},
             )
 
-    async def beside(self, convert: Callable[..., T], *arguments: Any) -> tuple[T, float]:
-        """Read a large request, or write a large response, beside the event loop; one at a time.
-
-        Return it, and how many ms of CPU time that took.
-        """
-
-        def measured() -> tuple[T, float]:
-            begun_s = time.thread_time()
-            converted = convert(*arguments)
-            return converted, (time.thread_time() - begun_s) * 1_000
-
+    async def beside(self, convert: Callable[..., T], *arguments: Any) -> T:
+        """Read a large request, or write a large response, in a thread; one at a time. Its CPU time is charged."""
         async with self._converting:
-            converting = asyncio.ensure_future(asyncio.to_thread(measured))
-            try:
-                return await asyncio.shield(converting)
-            except asyncio.CancelledError:
-                await asyncio.wait([converting])  # no thread can be cancelled, and there is to be one
-                raise
+            return await beside(convert, *arguments)
 
     async def _accept(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -390,6 +376,7 @@ def listen_for_kafka(
     services: Services,
     image: Callable[[], MetadataImage],
     disk: Executor,
+    heavy_work: HeavyWork,
     producers: Callable[[Caller], ProducerChecks],
     verifier: TransactionVerifier,
     security: SecurityService,
@@ -404,7 +391,6 @@ def listen_for_kafka(
     """
     assert config.kafka_listener is not None, "`listeners` names the address"
     apis = Apis(services, config, image)
-    conversions = Conversions()
     listener = KafkaListener(
         {
             **apis.handlers,
@@ -412,8 +398,8 @@ def listen_for_kafka(
             **SecurityApis(apis, security, services.admin).handlers,
             **AdminApis(apis, services, config, image).handlers,
         },
-        Produce(replica_manager, image, conversions, config.request_timeout_ms, producers),
-        Fetch(replica_manager, image, disk, conversions),
+        Produce(replica_manager, image, heavy_work, config.request_timeout_ms, producers),
+        Fetch(replica_manager, image, disk, heavy_work),
         replica_manager.lease,
         replica_manager.counters,
         max_frame_bytes=config.socket_request_max_bytes,
@@ -479,7 +465,7 @@ class _Connection:
         self._left = asyncio.Event()
         self.busy = False
         """Whether a request is being read or served."""
-        self._unpaid_ms = 0.0
+        self._unpaid = Meter()
         """How long requests and responses took to convert, which is charged with the next request."""
         self._arrived = 0
         """Bytes of a large frame that have come."""
@@ -687,12 +673,12 @@ class _Connection:
             except LargeMessage:
                 if key not in _LISTS:
                     await self._hold_elements(min(len(frame), request.max_elements))
-                body, took_ms = await self._listener.beside(request.decode, memoryview(frame), version, at)
-                self._unpaid_ms += took_ms
+                with charged_to(self._unpaid):
+                    body = await self._listener.beside(request.decode, memoryview(frame), version, at)
                 if key == api.FETCH:  # which keeps little of its request, and may wait long
                     self._holds.pop().give()
             else:
-                self._unpaid_ms += (time.monotonic() - begun_decoding_s) * 1_000
+                self._unpaid.ms += (time.monotonic() - begun_decoding_s) * 1_000
         except InvalidRequestError as error:
             raise _Closed(f"a malformed request: {error}") from None
         body["client_id"] = client_id_of(frame)
@@ -800,8 +786,8 @@ class _Connection:
             with charged_to(measured.meter):
                 result = await measured
         finally:
-            delay_ms = quotas.worked(who, measured.meter.ms + self._unpaid_ms)
-            self._unpaid_ms = 0.0
+            delay_ms = quotas.worked(who, measured.meter.ms + self._unpaid.ms)
+            self._unpaid.ms = 0.0
         return result, delay_ms
 
     def _charge_fetch(self, response: Fields, for_time_ms: float) -> None:
@@ -864,8 +850,8 @@ class _Connection:
     async def _respond(self, key: int, version: int, correlation_id: int, response: Fields, begun_s: float) -> None:
         message = RESPONSES[key]
         if is_large(response):
-            pieces, took_ms = await self._listener.beside(message.encode, response, version)
-            self._unpaid_ms += took_ms
+            with charged_to(self._unpaid):
+                pieces = await self._listener.beside(message.encode, response, version)
         else:
             pieces = message.encode(response, version)
         if message.is_flexible(version) and key != api.API_VERSIONS:  # whose header a client reads before it knows

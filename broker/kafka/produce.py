@@ -9,8 +9,8 @@ Before the first batch of a transaction in a partition, its coordinator is asked
 
 Kafka's format does not say what a batch inflates to. So a batch is converted within a bound, which is raised when the
 batch turns out to cost more: first on the event loop, unless the partition's last batch inflated too far for that, then
-in a thread for what ordinary batches inflate to, at last for what their topic allows. The client's share
-(`broker/quotas/conversions.py`) holds the bound.
+in a thread for what ordinary batches inflate to, at last for what their topic allows. The user's share of heavy work
+(`HeavyWork`) covers the bound in threads.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from broker.kafka.codec import Fields
 from broker.kafka.messages import PRODUCE
 from broker.kafka.parts import check_count
 from broker.kafka.record_batches import (
+    LOOP_COST,
     RECORD_COST,
     from_kafka,
     is_compressed,
@@ -38,7 +39,7 @@ from broker.kafka.record_batches import (
 )
 from broker.kafka.transactions import KEEPS_NO_EPOCH_FROM
 from broker.partition.partition import Partition
-from broker.quotas.conversions import LEAST_COST, LOOP_COST, Conversions, TooCostly
+from broker.quotas.heavy_work import HeavyWork, TooCostly
 from broker.replicas.replica_manager import ReplicaManager
 from broker.security.caller import Caller
 from broker.turns import Budget, in_turns
@@ -66,6 +67,8 @@ NO_ACK: Final = 0
 USUAL_RATIO: Final = 4
 EXPECTED_RATIO: Final = 16
 """What the compressed batches of ordinary producers inflate to, and at most, as a multiple of their bytes."""
+EXPECTED_COST: Final = 16 << 20
+"""The least bound of a conversion in a thread. Four of this cost leave half of all heavy work to others."""
 IDS_FROM: Final = 13
 """The first version that names topics by id."""
 MAX_REMEMBERED: Final = 10_000
@@ -93,14 +96,14 @@ class Produce:
         self,
         replica_manager: ReplicaManager,
         image: Callable[[], MetadataImage],
-        conversions: Conversions,
+        heavy_work: HeavyWork,
         default_timeout_ms: int,
         producers: Callable[[Caller], ProducerChecks] | None = None,
     ) -> None:
         """`producers`: as for `LogService`."""
         self._replica_manager = replica_manager
         self._image = image
-        self._conversions = conversions
+        self._heavy_work = heavy_work
         self._default_timeout_ms = default_timeout_ms
         self._producers = producers
         self._epochs: OrderedDict[tuple[bytes, int, str, int, int], int] = OrderedDict()
@@ -119,7 +122,7 @@ class Produce:
         response: asyncio.Future[Fields] = loop.create_future()
         acks, timeout_ms = request["acks"], request["timeout_ms"]
         request_answer = _Answer(response, by_name=version < IDS_FROM)
-        turns = self._conversions.turns()
+        turns = Budget(LOOP_COST)
         checks = None if self._producers is None else self._producers(who)  # of all batches: most have one producer
         check_count(sum(len(topic["partition_data"]) for topic in request["topic_data"]), "partitions")
         async for topic in in_turns(request["topic_data"], weight=lambda topic: 1 + len(topic["partition_data"])):
@@ -268,15 +271,15 @@ class Produce:
             else:
                 await turns.spend(checking_cost_bytes(converted[0]) + RECORD_COST * converted[1].record_count)
                 return converted
-        cost = max(EXPECTED_RATIO * len(records) + of_records, LEAST_COST)  # which is held anyway
+        cost = max(EXPECTED_RATIO * len(records) + of_records, EXPECTED_COST)
         try:
-            async with self._conversions.room_for(who, cost):
-                return await self._conversions.beside(_converted, partition, records, epoch, cost)
+            async with self._heavy_work.conversion(who.share, cost) as run:
+                return await run(_converted, partition, records, epoch, cost)
         except TooCostly:
             pass
         cost = partition.inflate_limits.max_bytes + of_records
-        async with self._conversions.room_for(who, cost):
-            return await self._conversions.beside(_converted, partition, records, epoch)
+        async with self._heavy_work.conversion(who.share, cost) as run:
+            return await run(_converted, partition, records, epoch)
 
     async def _epoch(
         self, partition: Partition, owner: tuple[str, int, int], checks: ProducerChecks, *, add: bool

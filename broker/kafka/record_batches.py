@@ -47,7 +47,7 @@ from aiokafka.errors import CorruptRecordException
 from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
 
 from broker.kafka.codec import varint
-from broker.quotas.conversions import TooCostly
+from broker.quotas.heavy_work import TooCostly
 from raftlog._core.traceparent import MAX_TRACES, TRACEPARENT, parse_traceparent
 from raftlog.errors import (
     BatchTooExpansive,
@@ -101,6 +101,10 @@ MAX_HEADERS: Final = 50_000
 """Of a record that a producer sends."""
 RECORD_COST: Final = 64
 """What a record costs besides its bytes: converting it takes about as long as converting so many bytes."""
+LOOP_COST: Final = 128 << 10
+"""Conversions of at most this cost run on the event loop, in one to three milliseconds. It has a turn after so much."""
+STEP_COST: Final = 8 << 20
+"""What a thread converts in one step, between two of which the event loop may take over."""
 SLICE_RECORDS: Final = 1_000
 """Read by one call, which takes about a millisecond."""
 _SLICE_BYTES: Final = 1 << 20

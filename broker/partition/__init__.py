@@ -4,6 +4,5 @@ partition.py         `Partition`: roles, produce, fetch, markers, followers
 leader_term.py       one term as its leader
 follower_term.py     one term as a follower, truncations off the event loop
 produce_session.py   one Produce stream
-produce_work.py      what all Produce streams share: turns of the event loop, checks in threads
 fetch_session.py     one Fetch stream
 """

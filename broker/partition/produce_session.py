@@ -8,8 +8,8 @@ Quotas (KIP-13, KIP-124): a message is served and then charged, with the time th
 Its responses carry the rest of the delay, and the next message is not read before the delay is over.
 
 A message may have 10,000 batches, each of which inflates to a thousand times its size. So the streams of a broker share
-the turns of the event loop (`ProduceWork`), and what a message inflates beyond some MiB is checked in other threads
-(docs/adr/0051).
+the turns of the event loop, and what a message inflates beyond some MiB is checked in threads (`HeavyWork`,
+docs/adr/0051).
 
 With `many` the stream belongs to several producers of one client (docs/adr/0040): a message has requests of several of
 them, each with its lane, and a message to the client has all answers that are ready.
@@ -30,10 +30,11 @@ from broker.coordinator.internal_topics import refuse_internal
 from broker.coordinator.transactions.verifier import ProducerChecks
 from broker.log.producer_state import REMEMBERED_BATCHES
 from broker.partition.partition import Partition
-from broker.partition.produce_work import BATCH_COST_BYTES, TURN_BYTES, ProduceWork
-from broker.quotas.manager import QuotaManager, whole_ms
+from broker.quotas.heavy_work import HeavyWork, forgetful
+from broker.quotas.manager import Meter, QuotaManager, charged_to, whole_ms
 from broker.replicas.replica_manager import TOPIC_ID_BYTES, ReplicaManager
 from broker.security.caller import EVERYTHING_ALLOWED, Caller, Decisions
+from broker.turns import SharedTurns
 from raftlog._core.traceparent import MAX_TRACES
 from raftlog.errors import (
     BrokerOverloaded,
@@ -59,6 +60,10 @@ MAX_BROKEN_CHAINS: Final = 16_384
 """Partitions with a refused batch that one stream may have; bounds memory, and no ordinary client reaches it."""
 MAX_LANES: Final = 10 * MAX_PRODUCERS
 """Producers of one stream of which the client has not said that they have left; bounds memory likewise."""
+TURN_BYTES: Final = 8 << 20
+"""What all streams of a broker append and check in one turn of the event loop: a few milliseconds."""
+BATCH_COST_BYTES: Final = 32 << 10
+"""To append a batch takes as long as so many bytes, beside its own."""
 CHECK_ON_LOOP_BYTES: Final = 4 << 20
 """Checking this many bytes takes a few milliseconds; nothing may block the event loop for more than ten. Neither a
 batch nor what all compressed batches of a message inflate to is checked on the event loop beyond it."""
@@ -93,7 +98,7 @@ class ResponseWriter(Protocol[Message]):
 
 
 class _Request:
-    """One request and its response, which is sent once no part's answer is missing."""
+    """One request and its response, which is sent once no part's answer is missing; with acks=0, if one is an error."""
 
     __slots__ = (
         "appended_s",
@@ -101,19 +106,22 @@ class _Request:
         "begun_s",
         "complete_s",
         "held_until_ms",
+        "is_acknowledged",
         "missing",
         "open",
         "response",
         "timeout_ms",
     )
 
-    def __init__(self, correlation_id: int, arrived_s: float, timeout_ms: int) -> None:
+    def __init__(self, request: Produce, arrived_s: float, default_timeout_ms: int) -> None:
+        head = request.head
         self.arrived_s = arrived_s
         self.begun_s = self.appended_s = self.complete_s = time.monotonic()
-        self.response = log_pb2.ProduceResponse(correlation_id=correlation_id)
+        self.response = log_pb2.ProduceResponse(correlation_id=head.correlation_id)
         self.open: list[Answer] = []
-        self.missing = 0
-        self.timeout_ms = timeout_ms
+        self.missing = len(request.parts)
+        self.is_acknowledged = head.acks != log_pb2.NO_ACK
+        self.timeout_ms = head.timeout_ms or default_timeout_ms
         self.held_until_ms = 0.0
         """When the client's next request is read; 0: at once."""
 
@@ -128,7 +136,8 @@ class ProduceSession:
     def __init__(
         self,
         replica_manager: ReplicaManager,
-        work: ProduceWork,
+        turns: SharedTurns,
+        heavy_work: HeavyWork,
         *,
         max_in_flight: int,
         default_timeout_ms: int,
@@ -137,8 +146,9 @@ class ProduceSession:
         quotas: QuotaManager | None = None,
         many: bool = False,
     ) -> None:
-        """`producers`: None accepts every producer id; `quotas`: None limits no rate. A broker always has both.
+        """`turns`, of TURN_BYTES, and `heavy_work` are shared by all streams of the broker.
 
+        `producers`: None accepts every producer id; `quotas`: None limits no rate. A broker always has both.
         `many`: the client may send several requests in a message, and reads several answers in one.
         """
         self.was_used = False
@@ -148,15 +158,16 @@ class ProduceSession:
         self._quotas = quotas
         self._account = None if quotas is None else quotas.account(who, PRODUCER_BYTE_RATE)
         self._replica_manager = replica_manager
-        self._work = work
+        self._turns = turns
+        self._heavy_work = heavy_work
         self._share = who.share
         """The name of whose share of the broker's work this client takes."""
         # Of the present message:
         self._size_bytes = 0
         self._inflated_bytes = 0
         """What it has inflated on the event loop."""
-        self._checking_ms = 0.0
-        """How long it has kept other threads busy."""
+        self._checking = Meter()
+        """The time that its checks in threads have taken."""
         self._waited_s = 0.0
         """How long it has waited for others, so that the event loop did other work."""
         # So that no producer of a shared stream waits for another one's answers, whatever the configured number.
@@ -266,20 +277,18 @@ class ProduceSession:
                     )
                 arrived_s = time.monotonic()
                 self._size_bytes = self._inflated_bytes = 0
-                self._checking_ms = self._waited_s = 0.0
+                self._checking.ms = self._waited_s = 0.0
                 owing: list[_Request] = []
                 for lane in message.head.left_lanes:
                     self._lanes.pop(lane, None)  # from now on only answers that are owed refer to its chains
                 for request in (message, *message.more):
                     self.was_used = self.was_used or bool(request.parts)
                     costs, checked = await self._check_ahead(request)
-                    owed = await self._handle(request, costs, checked, arrived_s)
-                    if owed is not None:
-                        owing.append(owed)
-                del message, request, owed  # frees the payload, which an idle stream would keep otherwise
+                    owing.append(await self._handle(request, costs, checked, arrived_s))
+                del message, request  # frees the payload, which an idle stream would keep otherwise
                 if self._account is not None:
                     worked_s = time.monotonic() - arrived_s - self._waited_s
-                    key, delay_ms = self._account.charge(self._size_bytes, worked_s * 1_000 + self._checking_ms)
+                    key, delay_ms = self._account.charge(self._size_bytes, worked_s * 1_000 + self._checking.ms)
                 if delay_ms > 0:
                     self._note_delay(owing, delay_ms)
                     await self._hold(key, delay_ms)
@@ -362,15 +371,15 @@ class ProduceSession:
         return costs, checked
 
     async def _check_elsewhere(self, unchecked: _Unchecked, size_bytes: int, checked: Checked) -> None:
-        """Add the results of these batches, which other threads check."""
-        results, took_ms = await self._waiting(self._work.check(self._share, size_bytes, partial(_check, unchecked)))
-        checked.update(results)
-        self._checking_ms += took_ms
+        """Add the results of these batches, which a thread checks."""
+        with charged_to(self._checking):
+            checking = self._heavy_work.check(self._share, size_bytes, _check, unchecked)
+            checked.update(await self._waiting(checking))
 
     async def _turn(self, cost_bytes: int) -> None:
         """Wait until the event loop may do this much work."""
-        if not self._work.turns.take(cost_bytes):
-            await self._waiting(self._work.turns.wait(self._share, cost_bytes))
+        if not self._turns.take(cost_bytes):
+            await self._waiting(self._turns.wait(self._share, cost_bytes))
 
     async def _waiting(self, work: Awaitable[T]) -> T:
         """Return the result of work that others do; the wait for it is no time of this message."""
@@ -380,14 +389,9 @@ class ProduceSession:
         finally:
             self._waited_s += time.monotonic() - begun_s
 
-    async def _handle(self, request: Produce, costs: list[int], checked: Checked, arrived_s: float) -> _Request | None:
-        """Append the batches of a request, in as many turns as they cost; return it if it has a response."""
-        head = request.head
-        if head.acks == log_pb2.NO_ACK:
-            await self._handle_unacknowledged(request, costs, checked, arrived_s)
-            return None
-        owed = _Request(head.correlation_id, arrived_s, head.timeout_ms or self._default_timeout_ms)
-        owed.missing = len(request.parts)
+    async def _handle(self, request: Produce, costs: list[int], checked: Checked, arrived_s: float) -> _Request:
+        """Append the batches of a request, in as many turns as they cost."""
+        owed = _Request(request, arrived_s, self._default_timeout_ms)
         self._in_flight += 1
         self._counters.produces_unanswered += 1
         if not owed.missing:
@@ -396,7 +400,7 @@ class ProduceSession:
         for piece, cost_bytes in _pieces(costs):
             await self._turn(cost_bytes)
             for number in piece:
-                self._serve(request.parts[number], owed, head, checked.get(number))
+                self._serve(request.parts[number], owed, request.head, checked.get(number))
         owed.appended_s = time.monotonic()
         if owed.missing:
             self._unanswered[owed] = None
@@ -427,53 +431,31 @@ class ProduceSession:
                 result.Clear()
                 result.error.CopyFrom(to_wire(error))
                 result.base_offset = -1
-                if not isinstance(error, DuplicateSequence):  # which says that the batch is in the log
+                if owed.is_acknowledged and not isinstance(error, DuplicateSequence):  # then the batch is in the log
                     self._break_chain(chains, key, chain)
             owed.missing -= 1
             if not owed.missing:
                 self._finish(owed)
 
         try:
-            base_offset, append_time_ms, log_start_offset = self._append(part, answer, request, chains, checked)
+            to_answer = answer if owed.is_acknowledged else None
+            base_offset, append_time_ms, log_start_offset = self._append(part, to_answer, request, chains, checked)
         except RaftlogError as error:
             answer(error)
         except Exception as error:  # a bug in one append must not take the client's other partitions down
             logger.exception("produce to %s-%d failed", key[0].hex(), key[1])
             answer(error)
         else:
-            # The answer may have come already; `run` serializes the response later.
-            if not result.HasField("error"):
+            if not owed.is_acknowledged:
+                result.base_offset = -1
+                answer(None)
+            elif not result.HasField("error"):
+                # The answer may have come already; `run` serializes the response later.
                 result.base_offset = base_offset
                 result.log_append_time_ms = append_time_ms
                 result.log_start_offset = log_start_offset
             if not answered:
                 owed.open.append(answer)
-
-    async def _handle_unacknowledged(
-        self, request: Produce, costs: list[int], checked: Checked, arrived_s: float
-    ) -> None:
-        """Append with acks=0: only a request with a refused part is answered, so that the client finds the leader.
-
-        The client has counted the records as sent, so those on their way to this broker are lost.
-        """
-        refused = _Request(request.head.correlation_id, arrived_s, self._default_timeout_ms)
-        is_refused = False
-        chains = self._chains_of(request.head.lane)
-        for number, part in enumerate(request.parts):
-            await self._turn(costs[number])
-            result = refused.response.results.add(base_offset=-1)
-            try:
-                self._append(part, None, request.head, chains, checked.get(number))
-                self._requests.outcomes["NONE"] += 1
-            except RaftlogError as error:
-                self._requests.outcomes[type(error).__name__] += 1
-                result.error.CopyFrom(to_wire(error))
-                is_refused = True
-        if is_refused:
-            self._in_flight += 1
-            self._counters.produces_unanswered += 1
-            refused.appended_s = time.monotonic()
-            self._finish(refused)
 
     def _append(
         self,
@@ -573,6 +555,14 @@ class ProduceSession:
                 answer(error)
 
     def _finish(self, owed: _Request) -> None:
+        """Send the response. With acks=0 the client has counted the records as sent, and wants to know of errors only.
+
+        It then looks for the leader; what is on its way to this broker is lost.
+        """
+        if not (owed.is_acknowledged or any(result.HasField("error") for result in owed.response.results)):
+            self._in_flight -= 1
+            self._counters.produces_unanswered -= 1
+            return
         self._unanswered.pop(owed, None)
         owed.open.clear()
         owed.complete_s = time.monotonic()
@@ -591,7 +581,7 @@ def _check(unchecked: _Unchecked) -> Checked:
         try:
             results[number] = partition.check(records)
         except RaftlogError as error:
-            results[number] = error
+            results[number] = forgetful(error)
     return results
 
 

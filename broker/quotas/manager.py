@@ -320,7 +320,7 @@ async def _note_client_id(context: Any) -> None:
 
 
 class Meter:
-    """The time of the event loop that a call has taken."""
+    """The time that a call or request has taken: of the event loop, and of threads that worked for it."""
 
     __slots__ = ("ms",)
 

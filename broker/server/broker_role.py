@@ -69,6 +69,7 @@ from broker.observability.metrics import (
     SecurityMetrics,
 )
 from broker.observability.node import Observability
+from broker.quotas.heavy_work import THREADS, HeavyWork
 from broker.quotas.manager import Charging, QuotaManager
 from broker.replicas.replica_manager import ReplicaManager
 from broker.security.audit_topic import AuditTopic
@@ -96,6 +97,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+DISK_THREADS: Final = 4
+"""Threads for fsyncs and directory work: enough for several log directories to sync at once."""
+READ_THREADS: Final = 4
+"""Threads for reads that miss the page cache, and look-ups; separate, so they never delay an fsync."""
 
 SAY_RECOVERING_EVERY_S: Final = 5.0
 
@@ -258,8 +263,6 @@ class BrokerRole:
         replication_service: ReplicationService,
         marker_service: MarkerService,
         look_ups: LookUpService,
-        disk: ThreadPoolExecutor,
-        reads: ThreadPoolExecutor,
         failure: asyncio.Future[None],
         on_fatal: Callable[[RaftlogError], None],
         observed: Observability,
@@ -276,8 +279,10 @@ class BrokerRole:
         self._replication_service = replication_service
         self._marker_service = marker_service
         self._look_ups = look_ups
-        self._disk = disk
-        self._reads = reads
+        self._disk = disk = ThreadPoolExecutor(DISK_THREADS, thread_name_prefix="disk")
+        self._reads = reads = ThreadPoolExecutor(READ_THREADS, thread_name_prefix="read")
+        self._heavy = ThreadPoolExecutor(THREADS, thread_name_prefix="heavy")
+        self._heavy_work = HeavyWork(self._heavy)
         self._failure = failure
         self._on_fatal = on_fatal
         self._lease = ServingLease(clock)
@@ -366,7 +371,9 @@ class BrokerRole:
             refused_rate=config.max_refused_call_rate,
         )
         self._quotas = QuotaManager(lambda: metadata.image, clock, window_ms)
-        self._log_service = LogService(self._registry, config, reads, self._producer_checks, self._quotas)
+        self._log_service = LogService(
+            self._registry, config, reads, self._heavy_work, self._producer_checks, self._quotas
+        )
         self._registry.on_term += (self._groups.on_term, self._transactions.on_term)
         self._internal_topics = InternalTopics(metadata, config)
         # What both client listeners call, beside the service of the log.
@@ -416,6 +423,8 @@ class BrokerRole:
         Raises:
             RaftlogError: the start failed; `stack` stops the parts already started.
         """
+        for threads in (self._disk, self._reads, self._heavy):
+            stack.callback(threads.shutdown)
         cluster_id = self._metadata.image.cluster_id
         health = self._observed.health
         await open_logs(self._disk, self._logs, cluster_id, self._config.node_id, self._clock, health)
@@ -483,6 +492,7 @@ class BrokerRole:
                 Services(self._log_service, self._group_service, self._transaction_service, self._admin_service),
                 lambda: self._metadata.image,
                 self._reads,
+                self._heavy_work,
                 self._producer_checks,
                 self._verifier,
                 security_service,

@@ -30,10 +30,6 @@ from replication.shell.service import ReplicationService
 
 logger = logging.getLogger(__name__)
 
-DISK_THREADS: Final = 4
-"""Threads for fsyncs and directory work: enough for several log directories to sync at once."""
-READ_THREADS: Final = 4
-"""Threads for reads that miss the page cache, look-ups and heavy checks; separate, so they never delay an fsync."""
 METADATA_THREADS: Final = 1
 """Separate, so that a commit of the quorum never queues behind the recovery of logs or a slow data disk."""
 
@@ -124,10 +120,6 @@ class NodeServer:
 
         partitions = 0
         if config.is_broker:
-            disk = ThreadPoolExecutor(DISK_THREADS, thread_name_prefix="disk")
-            stack.callback(disk.shutdown)
-            reads = ThreadPoolExecutor(READ_THREADS, thread_name_prefix="read")
-            stack.callback(reads.shutdown)
             role = BrokerRole(
                 config,
                 clock,
@@ -135,8 +127,6 @@ class NodeServer:
                 replication,
                 markers,
                 look_ups,
-                disk,
-                reads,
                 failure,
                 self._fail,
                 observed,

@@ -22,12 +22,12 @@ from broker.net.interceptors import send_headers, sends_many_requests
 from broker.net.services.calls import Answer, end_stream
 from broker.partition.fetch_session import MAX_PARTS, FetchSession, readable_end
 from broker.partition.partition import Partition
-from broker.partition.produce_session import ProduceSession
-from broker.partition.produce_work import ProduceWork
+from broker.partition.produce_session import TURN_BYTES, ProduceSession
+from broker.quotas.heavy_work import HeavyWork
 from broker.quotas.manager import QuotaManager
 from broker.replicas.replica_manager import ReplicaManager
 from broker.security.caller import Caller, Decisions, caller
-from broker.turns import in_turns
+from broker.turns import SharedTurns, in_turns
 from raftlog.errors import BrokerOverloaded, InvalidRequestError, RaftlogError, ThrottlingQuotaExceeded, to_wire
 from raftlog.format import wire
 from raftlog.v1 import common_pb2, log_pb2
@@ -65,6 +65,7 @@ class LogService:
         registry: ReplicaManager,
         config: BrokerConfig,
         disk: Executor,
+        heavy_work: HeavyWork,
         producers: Callable[[Caller], ProducerChecks] | None = None,
         quotas: QuotaManager | None = None,
     ) -> None:
@@ -73,7 +74,8 @@ class LogService:
         self._registry = registry
         self._config = config
         self._disk = disk
-        self._produce_work = ProduceWork(disk)
+        self._heavy_work = heavy_work
+        self._produce_turns = SharedTurns(TURN_BYTES)
         self._producers = producers
         self._streams = 0
 
@@ -109,7 +111,8 @@ class LogService:
             await send_headers(context)
         session = ProduceSession(
             self._registry,
-            self._produce_work,
+            self._produce_turns,
+            self._heavy_work,
             max_in_flight=self._config.max_in_flight_requests,
             default_timeout_ms=self._config.request_timeout_ms,
             who=who,

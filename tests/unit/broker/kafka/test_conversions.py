@@ -1,13 +1,12 @@
-"""Converting batches does not hold up the event loop, whatever they inflate to, and users share what it takes."""
+"""Converting batches does not hold up the event loop, whatever they inflate to."""
 
 from __future__ import annotations
 
 import asyncio
-import gc
 import random
 import threading
-import weakref
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -19,20 +18,19 @@ from broker.kafka import errors, produce, record_batches
 from broker.kafka import fetch as fetch_module
 from broker.kafka.codec import Fields
 from broker.kafka.fetch import Fetch
-from broker.kafka.produce import Produce
+from broker.kafka.produce import EXPECTED_COST, Produce
+from broker.kafka.record_batches import LOOP_COST
 from broker.log.partition_log import ReadResult
 from broker.observability.counters import Counters
-from broker.quotas import conversions as module
-from broker.quotas.conversions import LEAST_COST, LOOP_COST, TOTAL_COST, Conversions, TooCostly
-from broker.quotas.manager import Meter, charged_to
+from broker.quotas.heavy_work import THREADS, TOTAL_COST, HeavyWork
 from broker.security.caller import Caller
-from raftlog.errors import CorruptRecordError
 from raftlog.format import Codec, Columns, InflateLimits, encode_batch, parse_header, validate_produced
 from raftmeta.image import MetadataImage
 from tests.support.kafka_batches import to_kafka
 from tests.support.turns import counted_turns
 
-ALICE, BOB = Caller(principal="User:alice"), Caller(principal="User:bob")
+ALICE = Caller(principal="User:alice")
+POOL = ThreadPoolExecutor(THREADS)
 
 
 def growing(size: int) -> bytes:
@@ -61,7 +59,7 @@ class Appended:
     def __init__(self) -> None:
         self.on_loop: list[bool] = []
         self.batches: list[bytes] = []
-        self.conversions = Conversions()
+        self.work = HeavyWork(POOL)
         partition = SimpleNamespace(
             check_serving=lambda: None,
             inflate_limits=InflateLimits(),
@@ -74,7 +72,7 @@ class Appended:
         )
         replica_manager: Any = SimpleNamespace(counters=Counters(), find=lambda topic_id, index: partition)
         image: Any = SimpleNamespace(topic=lambda name: SimpleNamespace(name=name, topic_id=bytes(16)))
-        self.produce = Produce(replica_manager, lambda: image, self.conversions, 1_000)
+        self.produce = Produce(replica_manager, lambda: image, self.work, 1_000)
 
     def _check(self, batch: bytes) -> Any:
         self.on_loop.append(threading.current_thread() is threading.main_thread())
@@ -112,7 +110,7 @@ async def test_a_few_bytes_that_inflate_to_many_are_converted_beside_the_event_l
         assert turns() > 0
     assert list(map(code_of, answers)) == [errors.NONE] * 2
     assert broker.on_loop == [False] * 2
-    assert broker.conversions.room.free == TOTAL_COST
+    assert broker.work.room.free == TOTAL_COST
 
 
 async def test_what_a_partition_s_batches_inflate_to_is_found_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +127,7 @@ async def test_what_a_partition_s_batches_inflate_to_is_found_out_once(monkeypat
     broker = Appended()
     for sent in (large, large, small, small, large):
         await broker.send(sent)
-    assert bounds == [LOOP_COST, LEAST_COST, LEAST_COST, LOOP_COST, LOOP_COST, LOOP_COST, LEAST_COST]
+    assert bounds == [LOOP_COST, EXPECTED_COST, EXPECTED_COST, LOOP_COST, LOOP_COST, LOOP_COST, EXPECTED_COST]
 
 
 async def test_many_records_of_few_bytes_are_converted_beside_the_event_loop() -> None:
@@ -176,8 +174,8 @@ class Reading:
             lease=SimpleNamespace(valid=lambda: True, stop_waiting=lambda wake: None), counters=Counters()
         )
         self.suspected: list[int] = []
-        self.conversions = Conversions()
-        self.fetch = Fetch(nothing, MetadataImage, nothing, self.conversions)
+        self.work = HeavyWork(POOL)
+        self.fetch = Fetch(nothing, MetadataImage, nothing, self.work)
         partition = SimpleNamespace(
             wait=lambda wake, from_follower: None,
             stop_waiting=lambda wake: None,
@@ -229,7 +227,7 @@ async def test_a_few_bytes_of_very_many_records_are_converted_beside_the_event_l
         found = await broker.records()
         assert turns() > 0
     assert found == to_kafka(batch)
-    assert broker.conversions.room.free == TOTAL_COST
+    assert broker.work.room.free == TOTAL_COST
 
 
 async def test_a_few_bytes_that_inflate_to_many_leave_turns(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,7 +240,7 @@ async def test_a_few_bytes_that_inflate_to_many_leave_turns(monkeypatch: pytest.
 async def test_cheap_batches_are_converted_on_the_event_loop_which_has_its_turns(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(asyncio, "to_thread", None)
+    monkeypatch.setattr(HeavyWork, "conversion", None)
     batch = batch_of([bytes(1_000)] * 60, Codec.ZSTD)
     broker = Reading(monkeypatch, batch * 20)
     async with turns_left_to_others() as turns:
@@ -290,80 +288,12 @@ async def test_a_conversion_ends_when_its_client_has_gone(monkeypatch: pytest.Mo
     await asyncio.to_thread(stepping.wait)
     fetching.cancel()
     await asyncio.sleep(0)
-    assert broker.conversions.room.held("User:alice"), "a step cannot be cancelled, and holds what it holds"
+    assert broker.work.room.held("User:alice"), "a step cannot be cancelled, and holds what it holds"
     may_step.set()
     with pytest.raises(asyncio.CancelledError):
         await fetching
     assert steps == 1
-    assert broker.conversions.room.free == TOTAL_COST
-
-
-# Shares
-
-
-async def test_one_user_leaves_threads_to_others() -> None:
-    conversions = Conversions()
-    done = asyncio.Event()
-    begun: list[str] = []
-
-    async def convert(who: Caller, cost: int) -> None:
-        async with conversions.room_for(who, cost):
-            begun.append(who.principal)
-            await done.wait()
-
-    many = [asyncio.ensure_future(convert(ALICE, 1)) for _ in range(10)]
-    await asyncio.sleep(0.01)
-    assert begun == ["User:alice"] * 2
-    others = [asyncio.ensure_future(convert(who, 1 << 40)) for who in (BOB,)]
-    await asyncio.sleep(0.01)
-    assert begun[2:] == ["User:bob"]
-    done.set()
-    await asyncio.gather(*many, *others)
-    assert conversions.room.free == TOTAL_COST
-
-
-def test_conversions_are_no_more_than_threads() -> None:
-    assert LEAST_COST * module.THREADS == TOTAL_COST
-
-
-async def test_a_thread_s_time_is_charged_also_when_it_fails() -> None:
-    meter = Meter()
-
-    def fail() -> None:
-        sum(range(200_000))
-        raise CorruptRecordError("x")
-
-    with charged_to(meter), pytest.raises(CorruptRecordError):
-        await Conversions().beside(fail)
-    assert meter.ms > 0
-
-
-@pytest.mark.parametrize("error", [CorruptRecordError("x"), TooCostly()])
-async def test_a_failed_conversion_keeps_nothing_of_its_batch(error: Exception) -> None:
-    """Errors held the frames in which they were raised until garbage was collected: 32 MiB for each bomb of a flood."""
-
-    class Inflated:
-        pass
-
-    held: list[weakref.ref[Inflated]] = []
-
-    def fail() -> None:
-        inflated = Inflated()
-        held.append(weakref.ref(inflated))
-        try:
-            raise ValueError
-        except ValueError:
-            raise error from None
-
-    gc.disable()
-    try:
-        for _ in range(3):
-            with pytest.raises(type(error)):
-                await Conversions().beside(fail)
-        await asyncio.sleep(0)
-        assert [reference() for reference in held] == [None] * 3
-    finally:
-        gc.enable()
+    assert broker.work.room.free == TOTAL_COST
 
 
 def test_without_a_login_a_network_has_a_share() -> None:
@@ -372,4 +302,4 @@ def test_without_a_login_a_network_has_a_share() -> None:
 
 
 def test_a_bound_of_ordinary_batches_covers_what_runs_on_the_event_loop() -> None:
-    assert produce.EXPECTED_RATIO * LOOP_COST < LEAST_COST
+    assert produce.EXPECTED_RATIO * LOOP_COST < EXPECTED_COST

@@ -11,10 +11,11 @@ from broker.kafka import fetch as module
 from broker.kafka.codec import Fields
 from broker.kafka.fetch import Fetch, _Part
 from broker.log.partition_log import ReadResult
-from broker.quotas.conversions import Conversions
+from broker.quotas.heavy_work import HeavyWork
 from broker.quotas.room import Hold, Room
 from broker.security.caller import Caller
 from raftmeta.image import MetadataImage
+from tests.support.broker_parts import HeldDisk
 
 BATCH = 100
 AVAILABLE = 1_000
@@ -45,7 +46,7 @@ class OnePartition:
         self.available = AVAILABLE
         self.growth = 2
         self.partitions = 1
-        self.fetch = Fetch(nothing, MetadataImage, nothing, Conversions())
+        self.fetch = Fetch(nothing, MetadataImage, nothing, HeavyWork(HeldDisk()))
         self.partition = SimpleNamespace(
             wait=self._wait,
             stop_waiting=lambda wake: None,

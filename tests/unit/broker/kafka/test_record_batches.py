@@ -25,7 +25,7 @@ from broker.kafka.record_batches import (
     from_kafka,
     says_transactional,
 )
-from broker.quotas.conversions import TooCostly
+from broker.quotas.heavy_work import TooCostly
 from raftlog._core.traceparent import MAX_TRACES
 from raftlog.errors import (
     BatchTooExpansive,

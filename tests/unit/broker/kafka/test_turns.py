@@ -21,11 +21,12 @@ from broker.net.services.groups import GroupService
 from broker.net.services.log import LogService
 from broker.net.services.transactions import TransactionService
 from broker.observability.counters import Counters
-from broker.quotas.conversions import Conversions
+from broker.quotas.heavy_work import HeavyWork
 from broker.security.caller import Caller
 from raftlog.errors import InvalidRequestError
 from raftlog.v1 import admin_pb2, group_pb2, log_pb2, transaction_pb2
 from raftmeta.image import MetadataImage
+from tests.support.broker_parts import HeldDisk
 from tests.support.fake_authorizer import FakeAuthorizer
 from tests.support.loop_turns import calls_in_a_turn
 
@@ -189,7 +190,7 @@ async def test_other_clients_have_their_turns(key: int, request_: Fields, is_all
 
 async def test_a_produce_to_very_many_partitions_lets_others_have_their_turns() -> None:
     replica_manager: Any = SimpleNamespace(counters=Counters())
-    produce = Produce(replica_manager, lambda: known("t"), Conversions(), 1_000)
+    produce = Produce(replica_manager, lambda: known("t"), HeavyWork(HeldDisk()), 1_000)
     parts = [{"index": each, "records": b""} for each in range(MANY)]
     request = {"acks": -1, "timeout_ms": 1, "transactional_id": None}
     topics = [{"name": "t", "topic_id": bytes(16), "partition_data": parts}]

@@ -19,8 +19,9 @@ from broker.observability.node import tracing_of
 from broker.observability.partition_traces import MAX_RANGES, PartitionTraces
 from broker.observability.tracing import EXPORT_TIMEOUT_S, NodeTracing
 from broker.partition.fetch_session import FetchSession
-from broker.partition.produce_session import ProduceSession
-from broker.partition.produce_work import ProduceWork
+from broker.partition.produce_session import TURN_BYTES, ProduceSession
+from broker.quotas.heavy_work import HeavyWork
+from broker.turns import SharedTurns
 from raftlog._core.traceparent import MAX_TRACES, Traceparent
 from raftlog.errors import CorruptRecordError, InvalidConfig, NotLeader, UnknownTopicId
 from raftlog.format import wire
@@ -113,7 +114,9 @@ def produce(number: int, *traceparents: object, acks: int = log_pb2.ALL, epoch: 
 @asynccontextmanager
 async def producing(parts: Parts) -> AsyncIterator[tuple[Requests[wire.Produce], ProduceWriter]]:
     requests, writer = Requests[wire.Produce](), ProduceWriter()
-    session = ProduceSession(parts.registry, ProduceWork(parts.disk), max_in_flight=5, default_timeout_ms=30_000)
+    session = ProduceSession(
+        parts.registry, SharedTurns(TURN_BYTES), HeavyWork(parts.disk), max_in_flight=5, default_timeout_ms=30_000
+    )
     running = asyncio.create_task(session.run(requests.__aiter__(), writer))
     try:
         yield requests, writer

@@ -15,6 +15,7 @@ from broker.config.config import BrokerConfig
 from broker.net.services.log import EARLIEST, LATEST, MAX_TIMESTAMP, LogService
 from broker.partition.fetch_session import FetchSession
 from broker.partition.partition import Partition
+from broker.quotas.heavy_work import HeavyWork
 from raftlog._core.positions import Rows, wanted_rows
 from raftlog.errors import InvalidRequestError, RaftlogError, UnknownTopicId
 from raftlog.format import Attributes, decode_batch, iter_headers
@@ -568,7 +569,12 @@ async def test_offsets_are_looked_up_below_what_the_reader_may_get(
         producer.send(b"a", b"b")
         plain(parts, b"behind")
         await settle()
-        service = LogService(parts.registry, BrokerConfig.from_values({"node.id": 1, "log.dirs": "/data"}), parts.disk)
+        service = LogService(
+            parts.registry,
+            BrokerConfig.from_values({"node.id": 1, "log.dirs": "/data"}),
+            parts.disk,
+            HeavyWork(parts.disk),
+        )
 
         async def find(**wanted: int) -> int:
             part = log_pb2.ListOffsetsPartition(topic_id=TOPIC_ID, leader_epoch=EPOCH, **wanted)
@@ -746,7 +752,7 @@ async def test_look_ups_wait_until_a_new_leader_knows_what_is_committed(tmp_path
     parts.image = image(1)
     config = BrokerConfig.from_values({"node.id": 1, "log.dirs": str(tmp_path / "unused")})
     async with parts:
-        service = LogService(parts.registry, config, parts.disk)
+        service = LogService(parts.registry, config, parts.disk, HeavyWork(parts.disk))
         filled(parts)
         await settle()
         await parts.apply(image(2, epoch=4))

@@ -14,8 +14,9 @@ from broker.log.producer_state import Duplicate
 from broker.log.transactions import NO_COORDINATOR
 from broker.partition.leader_term import MAX_DENIED
 from broker.partition.partition import ActiveProducer, Partition
-from broker.partition.produce_session import ProduceSession
-from broker.partition.produce_work import ProduceWork
+from broker.partition.produce_session import TURN_BYTES, ProduceSession
+from broker.quotas.heavy_work import HeavyWork
+from broker.turns import SharedTurns
 from raftlog.errors import (
     BrokerOverloaded,
     DuplicateSequence,
@@ -318,7 +319,9 @@ def test_on_a_stream_repetitions_are_answered_like_the_first_time(tmp_path: Path
 
     async def scenario(parts: Parts, partition: Partition) -> None:
         requests, writer = Requests[Produce](), ProduceWriter()
-        session = ProduceSession(parts.registry, ProduceWork(parts.disk), max_in_flight=100, default_timeout_ms=30_000)
+        session = ProduceSession(
+            parts.registry, SharedTurns(TURN_BYTES), HeavyWork(parts.disk), max_in_flight=100, default_timeout_ms=30_000
+        )
         running = asyncio.create_task(session.run(requests.__aiter__(), writer))
         sent = [*((sequence, 0) for sequence in (*range(7), 3, 6, 0, 9)), (0, 1)]
         for number, (sequence, epoch) in enumerate(sent):
@@ -342,7 +345,9 @@ def test_what_was_appended_long_before_leaves_its_chain_whole(tmp_path: Path) ->
 
     async def scenario(parts: Parts, partition: Partition) -> None:
         requests, writer = Requests[Produce](), ProduceWriter()
-        session = ProduceSession(parts.registry, ProduceWork(parts.disk), max_in_flight=100, default_timeout_ms=30_000)
+        session = ProduceSession(
+            parts.registry, SharedTurns(TURN_BYTES), HeavyWork(parts.disk), max_in_flight=100, default_timeout_ms=30_000
+        )
         running = asyncio.create_task(session.run(requests.__aiter__(), writer))
         for number, sequence in enumerate([*range(6), 0, 6]):
             chain = 0 if number < 6 else 1

@@ -8,13 +8,15 @@ import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from broker.log.partition_log import FlushTicket
 from broker.partition import produce_session
-from broker.partition.produce_session import ProduceSession
-from broker.partition.produce_work import ProduceWork
+from broker.partition.produce_session import TURN_BYTES, ProduceSession
+from broker.quotas.heavy_work import HeavyWork
+from broker.turns import SharedTurns
 from raftlog.errors import BrokerOverloaded, InvalidRequestError, StorageError, UnknownTopicId
 from raftlog.format import Codec, wire
 from raftlog.v1 import common_pb2, log_pb2
@@ -43,7 +45,8 @@ async def session(
     running = asyncio.create_task(
         ProduceSession(
             parts.registry,
-            ProduceWork(parts.disk),
+            SharedTurns(TURN_BYTES),
+            HeavyWork(parts.disk),
             max_in_flight=max_in_flight,
             default_timeout_ms=timeout_ms,
             many=many,
@@ -259,6 +262,23 @@ async def test_acks_zero_is_answered_only_when_it_is_refused(tmp_path: Path) -> 
         refused, accepted = await writer.wait_for(2)
         assert (refused.correlation_id, refused.results[0].error.code) == (2, common_pb2.UNKNOWN_TOPIC_ID)
         assert (accepted.correlation_id, accepted.results[0].base_offset) == (3, 1)
+
+
+@pytest.mark.parametrize("acks", [log_pb2.ALL, log_pb2.NO_ACK])
+async def test_a_bug_in_an_append_refuses_its_batch_and_no_other(
+    acks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Parts(tmp_path, partitions=2) as parts, session(parts) as (requests, writer):
+
+        def fail(*_: Any, **__: Any) -> Any:
+            raise KeyError("a bug")
+
+        monkeypatch.setattr(parts.registry.find(TOPIC_ID, 0), "append", fail)
+        batch = batch_of(b"x")
+        requests.send(RawClient.request(1, [(TOPIC_ID, 0, 3, 1, batch), (TOPIC_ID, 1, 3, 1, batch)], acks))
+        (response,) = await writer.wait_for(1)
+        assert [result.HasField("error") for result in response.results] == [True, False]
+        assert parts.registry.find(TOPIC_ID, 1).log_end_offset == 1
 
 
 async def test_refusals_of_acks_zero_that_the_client_does_not_read_stop_the_stream(tmp_path: Path) -> None:
@@ -541,7 +561,9 @@ async def test_a_request_counts_although_its_client_left_with_the_answer(tmp_pat
     async with Parts(tmp_path) as parts:
         counters = parts.registry.counters
         requests, client = Requests[wire.Produce](), LeavingClient()
-        session = ProduceSession(parts.registry, ProduceWork(parts.disk), max_in_flight=5, default_timeout_ms=30_000)
+        session = ProduceSession(
+            parts.registry, SharedTurns(TURN_BYTES), HeavyWork(parts.disk), max_in_flight=5, default_timeout_ms=30_000
+        )
         running = asyncio.create_task(session.run(requests.__aiter__(), client))
         requests.send(RawClient.request(1, [(TOPIC_ID, 0, 3, 1, batch_of(b"x"))], log_pb2.ALL))
         async with asyncio.timeout(60):

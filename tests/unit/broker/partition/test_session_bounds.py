@@ -13,6 +13,7 @@ from broker.config.config import BrokerConfig
 from broker.net.services.log import LogService
 from broker.partition import fetch_session
 from broker.partition.fetch_session import MAX_PARTS, FetchSession
+from broker.quotas.heavy_work import HeavyWork
 from broker.security.caller import caller
 from raftlog.errors import InvalidRequestError
 from raftlog.v1 import common_pb2, log_pb2
@@ -51,7 +52,7 @@ def test_look_ups_are_bounded_and_leave_others_their_turns(tmp_path: Path) -> No
 
     async def main() -> None:
         async with Parts(tmp_path) as parts:
-            service = LogService(parts.registry, config, parts.disk)
+            service = LogService(parts.registry, config, parts.disk, HeavyWork(parts.disk))
             authorizer = FakeAuthorizer()
             caller.set(authorizer.caller())
             for name, request in look_ups(MAX_PARTS + 1).items():

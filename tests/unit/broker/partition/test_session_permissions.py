@@ -16,9 +16,10 @@ from broker.net.services import log as log_service
 from broker.net.services.log import LogService
 from broker.partition import fetch_session, produce_session
 from broker.partition.fetch_session import FetchSession
-from broker.partition.produce_session import ProduceSession
-from broker.partition.produce_work import ProduceWork
+from broker.partition.produce_session import TURN_BYTES, ProduceSession
+from broker.quotas.heavy_work import HeavyWork
 from broker.security.caller import caller
+from broker.turns import SharedTurns
 from raftlog.format import Attributes, wire
 from raftlog.v1 import common_pb2, log_pb2
 from raftlog.v1.security_pb2 import Acl
@@ -95,7 +96,8 @@ async def streams(path: Path, *allowed: Permission) -> AsyncIterator[Streams]:
             asyncio.ensure_future(
                 ProduceSession(
                     parts.registry,
-                    ProduceWork(parts.disk),
+                    SharedTurns(TURN_BYTES),
+                    HeavyWork(parts.disk),
                     max_in_flight=5,
                     default_timeout_ms=30_000,
                     who=who,
@@ -333,7 +335,7 @@ def test_look_ups_answer_for_each_partition(tmp_path: Path) -> None:
 
     async def main() -> None:
         async with Parts(tmp_path) as parts:
-            service = LogService(parts.registry, config, parts.disk)
+            service = LogService(parts.registry, config, parts.disk, HeavyWork(parts.disk))
             assert await codes(service) == [[0, unknown]] * 3
             caller.set(FakeAuthorizer().caller())
             assert await codes(service) == [[refused, unknown]] * 3
@@ -362,9 +364,8 @@ def test_a_stream_was_used_once_a_partition_was_read_or_a_batch_came(
     async def served(parts: Parts, method: str, *messages: Any) -> bool:
         used.clear()
         requests = Requests[Any]()
-        serving = asyncio.ensure_future(
-            getattr(LogService(parts.registry, config, parts.disk), method)(aiter(requests), cast(Any, Call()))
-        )
+        service = LogService(parts.registry, config, parts.disk, HeavyWork(parts.disk))
+        serving = asyncio.ensure_future(getattr(service, method)(aiter(requests), cast(Any, Call())))
         for message in messages:
             requests.send(message)
         await settle()

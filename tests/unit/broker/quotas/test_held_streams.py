@@ -16,11 +16,12 @@ from broker.log.partition_log import ReadResult
 from broker.partition import produce_session
 from broker.partition.fetch_session import FetchSession
 from broker.partition.partition import Partition
-from broker.partition.produce_session import ProduceSession
-from broker.partition.produce_work import ProduceWork
+from broker.partition.produce_session import TURN_BYTES, ProduceSession
 from broker.quotas import client_quotas, manager
-from broker.quotas.manager import LOOK_AGAIN_MS, QuotaManager
+from broker.quotas.heavy_work import HeavyWork
+from broker.quotas.manager import LOOK_AGAIN_MS, QuotaManager, charge_here
 from broker.security.caller import Caller
+from broker.turns import SharedTurns
 from raftlog.errors import ThrottlingQuotaExceeded
 from raftlog.format import wire
 from raftlog.v1 import log_pb2
@@ -47,7 +48,8 @@ class Client:
         self._sent = 0
         produce = ProduceSession(
             parts.registry,
-            ProduceWork(parts.disk),
+            SharedTurns(TURN_BYTES),
+            HeavyWork(parts.disk),
             max_in_flight=100,
             default_timeout_ms=1_000_000,
             who=who,
@@ -275,12 +277,13 @@ def test_a_producer_is_charged_for_the_time_in_which_threads_check_its_batches(
 ) -> None:
     """A batch of some KB may inflate to 64 MiB: no bytes on the wire and no time of the event loop would count."""
     monkeypatch.setattr(produce_session, "CHECK_ON_LOOP_BYTES", 1)
-    check = ProduceWork.check
+    check = HeavyWork.check
 
-    async def slow(self: ProduceWork, *arguments: Any) -> tuple[Any, float]:
-        return (await check(self, *arguments))[0], 5_000.0
+    async def slow(self: HeavyWork, *arguments: Any) -> Any:
+        charge_here(5_000.0)
+        return await check(self, *arguments)
 
-    monkeypatch.setattr(ProduceWork, "check", slow)
+    monkeypatch.setattr(HeavyWork, "check", slow)
 
     async def work(made: World) -> None:
         made.set(QuotaEntity("writer"), **{REQUEST_PERCENTAGE: 50.0})

@@ -279,7 +279,7 @@ def on_the_clients_listener(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     role = MagicMock()
     role._config.grpc_health_enable = role._config.grpc_reflection_enable = False
     role._config.max_streams = role._config.max_streams_per_connection = 1
-    role._log_service = LogService(MagicMock(), MagicMock(), MagicMock())
+    role._log_service = LogService(MagicMock(), MagicMock(), MagicMock(), MagicMock())
     BrokerRole._make_server(role, MagicMock(), MagicMock())
     return server.services
 
@@ -480,7 +480,7 @@ def test_no_rule_is_without_a_case() -> None:
 
 def test_the_services_handlers_are_as_the_descriptors_say() -> None:
     """The Log service makes its handlers itself: none is served that its descriptor does not have."""
-    handlers: Any = LogService(MagicMock(), MagicMock(), MagicMock()).handlers()
+    handlers: Any = LogService(MagicMock(), MagicMock(), MagicMock(), MagicMock()).handlers()
     for method in methods("raftlog.v1.Log"):
         details = MagicMock(method=f"/raftlog.v1.Log/{method.name}")
         assert isinstance(handlers.service(details), grpc.RpcMethodHandler), method.name

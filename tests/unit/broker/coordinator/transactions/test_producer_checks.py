@@ -14,9 +14,10 @@ from broker.coordinator.transactions import verifier
 from broker.coordinator.transactions.coordinator import verify, verify_stage
 from broker.coordinator.transactions.transaction import Sink, Stage, State, Transaction
 from broker.coordinator.transactions.verifier import MAX_OWN, ProducerChecks
-from broker.partition.produce_session import ProduceSession
-from broker.partition.produce_work import ProduceWork
+from broker.partition.produce_session import TURN_BYTES, ProduceSession
+from broker.quotas.heavy_work import HeavyWork
 from broker.security.caller import EVERYTHING_ALLOWED, Caller
+from broker.turns import SharedTurns
 from raftlog.errors import CoordinatorLoadInProgress, InvalidProducerIdMapping, RaftlogError
 from raftlog.format import Attributes
 from raftlog.format.wire import Produce
@@ -81,7 +82,8 @@ class World:
         checks = ProducerChecks(who, lambda: self.image, cast(Any, self.coordinators))
         session = ProduceSession(
             self.parts.registry,
-            ProduceWork(self.parts.disk),
+            SharedTurns(TURN_BYTES),
+            HeavyWork(self.parts.disk),
             max_in_flight=5,
             default_timeout_ms=30_000,
             who=who,

@@ -1,21 +1,24 @@
-"""Messages of many batches: the event loop serves others in between, and users share the checks in other threads."""
+"""Messages of many batches: the event loop serves others in between, and threads check what inflates far."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
-from broker.partition import produce_session, produce_work
-from broker.partition.produce_session import ProduceSession
-from broker.partition.produce_work import BATCH_COST_BYTES, TURN_BYTES, ProduceWork
-from raftlog.errors import InvalidRequestError
-from raftlog.format import Codec, wire
+from broker.partition import produce_session
+from broker.partition.produce_session import BATCH_COST_BYTES, TURN_BYTES, ProduceSession
+from broker.quotas.heavy_work import HeavyWork
+from broker.turns import SharedTurns
+from raftlog.errors import CorruptRecordError, InvalidRequestError
+from raftlog.format import Buffer, Codec, wire
 from raftlog.v1 import common_pb2, log_pb2
 from tests.support.batches import batch_of
 from tests.support.broker_parts import TOPIC_ID, HeldDisk, Parts, ProduceWriter, Requests
@@ -47,9 +50,12 @@ def message(number: int, batches: list[bytes], acks: int = log_pb2.ALL) -> wire.
 class Session:
     """One stream, and its end."""
 
-    def __init__(self, parts: Parts, work: ProduceWork, *, many: bool = False) -> None:
+    def __init__(
+        self, parts: Parts, *, turns: SharedTurns | None = None, disk: HeldDisk | None = None, many: bool = False
+    ) -> None:
         self.requests, self.writer = Requests[wire.Produce | wire.Decoding](), ProduceWriter()
-        session = ProduceSession(parts.registry, work, max_in_flight=5, default_timeout_ms=30_000, many=many)
+        turns, work = turns or SharedTurns(TURN_BYTES), HeavyWork(disk or HeldDisk())
+        session = ProduceSession(parts.registry, turns, work, max_in_flight=5, default_timeout_ms=30_000, many=many)
         self.running = asyncio.create_task(session.run(aiter(self.requests), self.writer))
 
     async def answer_to(self, request: wire.Produce) -> log_pb2.ProduceResponse:
@@ -69,7 +75,7 @@ async def test_a_message_of_many_batches_leaves_others_their_turns(acks: int, tm
     """9,000 of them held the loop until the broker's lease had ended."""
     batches = [batch_of(b"%d" % number) for number in range(20 * IN_A_TURN)]
     async with Parts(tmp_path) as parts:
-        session = Session(parts, ProduceWork(HeldDisk()))
+        session = Session(parts)
         async with counted_turns() as turns:
             session.requests.send(message(1, batches, acks))
             answer = await session.answer_to(message(2, [batch_of(b"last")]))
@@ -82,7 +88,7 @@ async def test_a_message_of_many_batches_leaves_others_their_turns(acks: int, tm
 
 async def test_many_requests_in_a_message_leave_others_their_turns_too(tmp_path: Path) -> None:
     async with Parts(tmp_path) as parts:
-        session = Session(parts, ProduceWork(HeldDisk()), many=True)
+        session = Session(parts, many=True)
         first, *more = (message(number, [batch_of(b"%d" % number)]) for number in range(10 * IN_A_TURN))
         async with counted_turns() as turns:
             await session.answer_to(first._replace(more=more))
@@ -97,12 +103,12 @@ async def test_a_message_of_many_batches_is_decoded_in_turns_too(tmp_path: Path)
     batches = [batch_of(b"%d" % number) for number in range(1_000)]
     data = wire.encode_produce(message(1, batches))
     async with Parts(tmp_path) as parts:
-        work = ProduceWork(HeldDisk())
-        session = Session(parts, work)
+        shared = SharedTurns(TURN_BYTES)
+        session = Session(parts, turns=shared)
         begun = wire.begin_produce(data)
         assert not isinstance(begun, wire.Produce)
         async with counted_turns() as turns:
-            work.turns.take(TURN_BYTES)
+            shared.take(TURN_BYTES)
             session.requests.send(begun)
             before = turns.count
             (answer,) = await session.writer.wait_for(1)
@@ -114,7 +120,7 @@ async def test_a_message_of_many_batches_is_decoded_in_turns_too(tmp_path: Path)
 async def test_a_message_that_is_broken_at_its_end_appends_nothing(tmp_path: Path) -> None:
     data = wire.encode_produce(message(1, [batch_of(b"%d" % number) for number in range(1_000)]))
     async with Parts(tmp_path) as parts:
-        session = Session(parts, ProduceWork(HeldDisk()))
+        session = Session(parts)
         session.requests.send(wire.begin_produce(data[:-1]))
         with pytest.raises(InvalidRequestError, match="not protobuf"):
             await asyncio.wait_for(session.running, 60)
@@ -124,7 +130,7 @@ async def test_a_message_that_is_broken_at_its_end_appends_nothing(tmp_path: Pat
 async def test_some_dozens_of_batches_are_appended_in_one_turn(tmp_path: Path) -> None:
     async with Parts(tmp_path) as parts:
         parts.disk.held = True
-        session = Session(parts, ProduceWork(HeldDisk()))
+        session = Session(parts)
         session.requests.send(message(1, [batch_of(b"%d" % number) for number in range(IN_A_TURN)]))
         partition = parts.registry.find(TOPIC_ID, 0)
         async with asyncio.timeout(60):
@@ -138,8 +144,8 @@ async def test_some_dozens_of_batches_are_appended_in_one_turn(tmp_path: Path) -
 async def test_streams_share_the_turns(tmp_path: Path) -> None:
     """Else a user with fifty streams would hold the loop for as long as with one large message."""
     async with Parts(tmp_path) as parts:
-        work = ProduceWork(HeldDisk())
-        sessions = [Session(parts, work) for _ in range(10)]
+        shared = SharedTurns(TURN_BYTES)
+        sessions = [Session(parts, turns=shared) for _ in range(10)]
         partition = parts.registry.find(TOPIC_ID, 0)
         for session in sessions:
             session.requests.send(message(1, [batch_of(b"%d" % number) for number in range(IN_A_TURN)]))
@@ -159,7 +165,7 @@ async def test_what_a_message_inflates_beyond_some_mib_is_checked_elsewhere(tmp_
     batches = [batch] * 3 + [batch_of(b"x")] + [batch] * 9
     async with Parts(tmp_path) as parts:
         disk = CountingDisk()
-        session = Session(parts, ProduceWork(disk))
+        session = Session(parts, disk=disk)
         answer = await session.answer_to(message(1, batches))
         assert [result.base_offset for result in answer.results] == list(range(len(batches)))
         assert disk.jobs == 2, "nine batches, of which a job checks five"
@@ -172,7 +178,7 @@ async def test_a_batch_that_is_refused_elsewhere_refuses_no_other(tmp_path: Path
     batch = batch_of(b"\0" * (MIB - 2_000), codec=Codec.ZSTD)
     broken = batch[:-1] + bytes([batch[-1] ^ 1])
     async with Parts(tmp_path) as parts:
-        session = Session(parts, ProduceWork(HeldDisk()))
+        session = Session(parts)
         request = message(1, [batch] * 4 + [broken, batch])
         for number, part in enumerate(request.parts):
             part.head.chain = 1 if number < 5 else 2
@@ -182,56 +188,27 @@ async def test_a_batch_that_is_refused_elsewhere_refuses_no_other(tmp_path: Path
         await session.end()
 
 
-async def settle() -> None:
-    for _ in range(10):
-        await asyncio.sleep(0)
+def test_a_batch_that_is_refused_in_a_thread_keeps_nothing_of_what_it_inflated_to() -> None:
+    """Its error held the frames in which it was raised, and so 64 MiB, until garbage was collected."""
 
+    class Inflated:
+        pass
 
-async def test_a_user_does_not_take_all_of_what_is_inflated_at_a_time() -> None:
-    disk, checked = CountingDisk(), list[str]()
-    work = ProduceWork(disk, inflating_bytes=100)
-    disk.held = True
+    held: list[weakref.ref[Inflated]] = []
 
-    async def check(name: str, size: int) -> None:
-        await work.check(name, size, lambda: checked.append(name))
+    def fail(records: Buffer) -> None:
+        inflated = Inflated()
+        held.append(weakref.ref(inflated))
+        raise CorruptRecordError("x")
 
-    tasks = [asyncio.create_task(check(name, 30)) for name in ("greedy", "greedy", "greedy", "honest")]
-    await settle()
-    assert disk.jobs == 2, "one of each user"
-    tasks[0].cancel()
-    await settle()
-    assert disk.jobs == 2, "the check of a stream that has ended goes on, and so keeps its part"
-    disk.release()
-    await asyncio.gather(*tasks[1:])
-    assert checked == ["greedy", "honest", "greedy", "greedy"]
-    assert work.inflating.free == 100
-
-
-async def test_a_batch_beyond_the_bound_is_checked_alone() -> None:
-    disk = CountingDisk()
-    work = ProduceWork(disk, inflating_bytes=100)
-    disk.held = True
-    tasks: list[asyncio.Task[Any]] = [asyncio.create_task(work.check(name, 1_000, list)) for name in ("a", "b")]
-    await settle()
-    assert disk.jobs == 1
-    disk.release()
-    await asyncio.gather(*tasks)
-    assert disk.jobs == 2
-
-
-async def test_the_memory_of_large_checks_goes_back_to_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
-    released: list[int] = []
-
-    class Pool:
-        def release_unused(self) -> None:
-            released.append(1)
-
-    monkeypatch.setattr(pa, "default_memory_pool", Pool)
-    work = ProduceWork(HeldDisk())
-    await work.check("a", produce_work.GIVE_BACK_BYTES - 1, lambda: None)
-    assert not released, "small ones leave theirs to the next"
-    await work.check("a", produce_work.GIVE_BACK_BYTES, lambda: None)
-    assert released
+    refusing: Any = SimpleNamespace(check=fail)
+    gc.disable()
+    try:
+        results = produce_session._check([(0, refusing, b""), (1, refusing, b"")])
+        assert list(map(type, results.values())) == [CorruptRecordError] * 2
+        assert [reference() for reference in held] == [None] * 2
+    finally:
+        gc.enable()
 
 
 def test_the_limits_fit_each_other() -> None:
