@@ -228,6 +228,7 @@ class HardState:
                 commit=transaction.commits,
                 partitions=transaction.partitions,
                 group_ids=transaction.group_ids,
+                user=transaction.user,
             )
         found = self.stage_of(owner)
         if found is None or found[1] is State.ONGOING:
@@ -240,4 +241,5 @@ class HardState:
             producer_epoch=stage.producer_epoch + 1,
             commit=state is State.PREPARE_COMMIT,
             partitions=stage.partitions,
+            user=self.sinks[owner.sink_id].user,
         )
