@@ -201,11 +201,13 @@ class _GroupAnswer:
         answers.take(self._index, error)
 
 
-MAX_IN_BATCH: Final = 1_000
-"""Markers in one control batch: some 40 KB."""
+MAX_IN_BATCH: Final = 250
+"""Markers in one control batch: a leader appends it in some 5 ms."""
+MARKERS_OF_A_TARGET: Final = 50
+"""So many markers in a batch cost as much as one target more."""
 MOST_TARGETS: Final = 64
-"""Partitions and groups to which markers of one user are under way at a time. Markers that wait meanwhile for the same
-target go there in one batch."""
+"""Partitions and groups to which markers of one user are under way at a time, fewer if they get many markers each.
+Markers that wait meanwhile for the same target go there in one batch."""
 HOLDS_S: Final = 1.0
 """How long a target that does not answer counts for that. Its markers may be committed only when more replicas are in
 sync."""
@@ -277,7 +279,7 @@ Jobs: TypeAlias = list[_Job]
 
 
 class _Place:
-    """A place among the targets that a user may have under way; given back once, by the answer or by the time."""
+    """What a batch takes of the targets that a user may have under way; given back once, by the answer or the time."""
 
     def __init__(self, give: Callable[[], None], loop: asyncio.AbstractEventLoop) -> None:
         self._give: Callable[[], None] | None = give
@@ -370,17 +372,18 @@ class MarkerSender:
             is_held = self._under_way[user] >= MOST_TARGETS
             (self._held if is_held else self._ready).setdefault(user, OrderedDict())[target] = None
 
-    def _take_place(self, user: str) -> _Place:
-        self._under_way[user] += 1
+    def _take_place(self, user: str, markers: int) -> _Place:
+        cost = 1 + markers // MARKERS_OF_A_TARGET
+        self._under_way[user] += cost
         if self._under_way[user] >= MOST_TARGETS and user in self._ready:
             self._held[user] = self._ready.pop(user)
-        return _Place(partial(self._give_place, user), self._loop)
+        return _Place(partial(self._give_place, user, cost), self._loop)
 
-    def _give_place(self, user: str) -> None:
-        self._under_way[user] -= 1
+    def _give_place(self, user: str, cost: int) -> None:
+        self._under_way[user] -= cost
         if not self._under_way[user]:
             del self._under_way[user]
-        if user in self._held:
+        if user in self._held and self._under_way[user] < MOST_TARGETS:
             self._ready[user] = self._held.pop(user)
             self._schedule()
 
@@ -418,7 +421,7 @@ class MarkerSender:
             error = LeaderNotAvailable("it has no leader at the moment")
             self._answered(target, jobs, [error] * len(jobs))
         else:
-            self._hand_over(target, place, jobs, self._take_place(user))
+            self._hand_over(target, place, jobs, self._take_place(user, len(jobs)))
         if rest:
             self._wait(target, rest)
 

@@ -14,6 +14,8 @@ from broker.coordinator.shard import State
 from broker.coordinator.transactions.commands import MarkersWritten, PendingMarkers
 from broker.coordinator.transactions.marker_sender import (
     HOLDS_S,
+    MARKERS_OF_A_TARGET,
+    MAX_IN_BATCH,
     MOST_TARGETS,
     Answer,
     LocalMarkers,
@@ -366,9 +368,9 @@ def test_a_control_batch_has_its_bound_and_a_partition_that_refuses_one_is_not_s
         for producer_id in range(2_500):
             around.send(pending(P0, producer_id=producer_id))
         await turns()
-        assert [len(markers) for _, markers, _ in around.local.calls] == [1_000]
+        assert [len(markers) for _, markers, _ in around.local.calls] == [250]
         await until(lambda: len(around.coordinator.told) == 2_500)
-        assert [len(markers) for _, markers, _ in around.local.calls] == [1_000, 1_000, 1_000, 500]
+        assert [len(markers) for _, markers, _ in around.local.calls] == [250] * 11
 
     scenario(story)
 
@@ -445,5 +447,29 @@ def test_targets_that_do_not_answer_keep_the_others_of_their_user_waiting_for_a_
         for _, markers, answer in list(around.local.calls):
             answer([None] * len(markers))
         assert len(around.coordinator.told) == 1
+
+    scenario(story)
+
+
+def test_markers_of_many_transactions_come_to_a_partition_in_several_batches_and_count_for_more_targets() -> None:
+    """1000 of them in one batch took a leader, and each follower, 20 ms of their event loops."""
+
+    async def story(around: Surroundings) -> None:
+        many = [(TOPIC, number) for number in range(MOST_TARGETS)]
+        around.leaders.update(dict.fromkeys(many, ME))
+        around.local.answers_at_once = False
+        for producer_id in range(3 * MAX_IN_BATCH):
+            around.send(pending(*many, producer_id=producer_id, user="alice"))
+        await turns(100)
+        sizes = [len(markers) for _, markers, _ in around.local.calls]
+        assert set(sizes) == {MAX_IN_BATCH}
+        cost = 1 + MAX_IN_BATCH // MARKERS_OF_A_TARGET
+        assert MOST_TARGETS <= cost * len(sizes) < MOST_TARGETS + cost
+        around.local.answers_at_once = True
+        for _, markers, answer in list(around.local.calls):
+            answer([None] * len(markers))
+        await turns(2000)
+        assert len(around.coordinator.told) == 3 * MAX_IN_BATCH
+        assert sum(len(markers) for _, markers, _ in around.local.calls) == 3 * MAX_IN_BATCH * len(many), "each once"
 
     scenario(story)
