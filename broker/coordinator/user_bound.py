@@ -1,4 +1,4 @@
-"""How many ids each user has made, which groups its transactions have named, and the bounds on both. Pure.
+"""How many ids each user has made, what its transactions name, and the bounds on these. Pure.
 
 A coordinator keeps the user that makes an id in the id's record (docs/adr/0037):
 
@@ -8,6 +8,9 @@ A coordinator keeps the user that makes an id in the id's record (docs/adr/0037)
 
 So the counts follow from the records, and the next coordinator has the same ones. A record without a user counts for no
 user: older versions wrote such records, and this one does for clients without a login and for nodes.
+
+What open transactions and stages name follows from records in the same way (`Owed`, `OwedBound`): each partition and
+group takes memory, and gets a marker in the end (docs/adr/0053).
 
 A group keeps the end of a transaction that named it, whether or not there is such a group, and nothing can refuse a
 transaction's end. So what is bounded is what transactions name (`NamedGroups`).
@@ -19,7 +22,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from raftlog.errors import PolicyViolation
+from raftlog.errors import BrokerOverloaded, PolicyViolation
 
 
 class Made:
@@ -89,6 +92,65 @@ class UserBound:
 
 
 NO_BOUND: Final = UserBound("", "ids", 1, lambda user: 0)
+"""Of a coordinator by itself, as in tests."""
+
+
+class Owed:
+    """Numbers of markers that are to be written, by user. Changed by replayed records alone; each is above 0.
+
+    What counts are the partitions and groups of transactions and stages that are open, or decided and not over.
+    """
+
+    def __init__(self) -> None:
+        self.counts: dict[str, int] = {}
+        """By user; to be looked at only."""
+
+    def changed(self, user: str, by: int) -> None:
+        """A user's transaction or stage names `by` more, or fewer; "": it has no user, and does not count."""
+        if not user or not by:
+            return
+        left = self.counts.get(user, 0) + by
+        assert left >= 0, "what goes has been counted"
+        if left:
+            self.counts[user] = left
+        else:
+            del self.counts[user]
+
+
+MOST_OWED: Final = 250_000
+"""Markers of one user: 50 MB of memory, and some minutes of work if all are to be written."""
+
+
+class OwedBound:
+    """The bound on the markers of a user, for all coordinators of a broker together.
+
+    Args:
+        owed: returns how many markers of a user are to be written, or will be, by those.
+        most: how many these may be.
+    """
+
+    def __init__(self, owed: Callable[[str], int], most: int = MOST_OWED) -> None:
+        self._owed = owed
+        self._most = most
+
+    def check(self, user: str, more: int) -> None:
+        """Check that what a user has open may name so many partitions and groups more; "" may: it is no single user.
+
+        Raises:
+            BrokerOverloaded: these would be too many.
+        """
+        if not user or more <= 0:
+            return
+        owed = self._owed(user)
+        if owed + more > self._most:
+            raise BrokerOverloaded(
+                f"open transactions and stages of {user} name {owed} partitions and groups at this broker, and may "
+                f"name {self._most}: {more} more cannot be added before some of them have ended. Write to fewer "
+                "partitions in each, or end them sooner"
+            )
+
+
+NO_OWED_BOUND: Final = OwedBound(lambda user: 0)
 """Of a coordinator by itself, as in tests."""
 
 

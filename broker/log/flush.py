@@ -13,8 +13,10 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor
+from typing import Final
 
 from broker.clock import Clock
 from broker.log.log_dir import is_passing, passing
@@ -23,6 +25,9 @@ from raftlog.errors import RaftlogError, StorageError
 
 OnDone = Callable[[int], None]
 OnError = Callable[[BaseException], None]
+
+AT_A_TIME: Final = 16
+"""Flushes under way: four for each thread that waits for the disk, so that none of them waits for the event loop."""
 
 
 class _Queue:
@@ -42,15 +47,21 @@ class GroupCommit:
     """Flushes logs for one event loop, at most one flush at a time for each log; `executor` waits for the disk.
 
     A flush begins at the end of the loop's present round, so that all appends of a round share it; later requests
-    share the next one. Equal callbacks of one flush are called once. After each successful flush `on_flushed` gets the
-    log directory and the seconds that the flush took.
+    share the next one. While `AT_A_TIME` are under way the others wait, topics one after another: a topic of hundreds
+    of partitions, each with a record to flush, delays those of other topics by a few flushes, not by hundreds
+    (docs/adr/0053). Equal callbacks of one flush are called once. After each successful flush `on_flushed` gets the log
+    directory and the seconds that the flush took.
     """
 
     def __init__(self, executor: Executor, on_flushed: Callable[[str, float], None] = lambda log_dir, s: None) -> None:
         self._executor = executor
         self._on_flushed = on_flushed
         self._queues: dict[PartitionLog, _Queue] = {}
-        self._due: list[_Queue] = []
+        self._due: dict[str, deque[_Queue]] = {}
+        """Whose flush is to begin, by topic; the topic whose turn it is comes first. No topic without any."""
+        self._under_way = 0
+        """Queues with a ticket."""
+        self._is_scheduled = False
         self._idle = asyncio.Event()
         self._idle.set()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -69,9 +80,10 @@ class GroupCommit:
         if not queue.waiting and queue.flushing is None:
             if self._loop is None:
                 self._loop = asyncio.get_running_loop()
-            if not self._due:
+            if not self._is_scheduled:
+                self._is_scheduled = True
                 self._loop.call_soon(self._begin_due)
-            self._due.append(queue)
+            self._due.setdefault(log.topic, deque()).append(queue)
         queue.waiting.append((on_done, on_error))
 
     async def close(self) -> None:
@@ -79,28 +91,40 @@ class GroupCommit:
         await self._idle.wait()
 
     def _begin_due(self) -> None:
-        due, self._due = self._due, []
-        for queue in due:
+        self._is_scheduled = False
+        self._begin_some()
+
+    def _begin_some(self) -> None:
+        while self._due and self._under_way < AT_A_TIME:
+            topic = next(iter(self._due))
+            queues = self._due.pop(topic)
+            queue = queues.popleft()
+            if queues:
+                self._due[topic] = queues  # behind the other topics
             self._begin(queue)
 
     def _begin(self, queue: _Queue) -> None:
         callbacks, queue.waiting = queue.waiting, []
         queue.flushing = callbacks
+        failure: Exception | None = None
         try:
             ticket = queue.log.begin_flush()
             if ticket is not None:
-                queue.ticket = ticket
                 self._submit(queue, ticket)
                 return
         except Exception as error:  # offline, closed, or no thread: the callbacks must learn of it
-            self._end(queue, error)
-            return
-        self._end(queue, None)
+            failure = error
+        assert self._loop is not None
+        self._loop.call_soon(self._end, queue, failure)  # not at once: hundreds may end like this, one within another
 
     def _submit(self, queue: _Queue, ticket: FlushTicket) -> None:
+        queue.ticket = ticket
+        self._under_way += 1
         try:
             self._executor.submit(self._run, queue, ticket)
         except RuntimeError as error:  # shut down, or no new thread; another thread may still run it
+            queue.ticket = None
+            self._under_way -= 1
             raise StorageError(f"flush of {queue.log} cannot begin: {error}; try again later") from error
 
     def _run(self, queue: _Queue, ticket: FlushTicket) -> None:
@@ -120,14 +144,18 @@ class GroupCommit:
             queue.log.finish_flush(ticket)
             self._on_flushed(os.path.dirname(queue.log.directory), took_s)
         if queue.ticket is ticket:
+            queue.ticket = None
+            self._under_way -= 1
             self._end(queue, failure)
 
     def _end(self, queue: _Queue, failure: BaseException | None) -> None:
-        callbacks, queue.flushing, queue.ticket = queue.flushing or [], None, None
-        if queue.waiting:  # begin the next before answering: the disk should not wait for us
-            self._begin(queue)
+        callbacks, queue.flushing = queue.flushing or [], None
+        if queue.waiting:
+            self._due.setdefault(queue.log.topic, deque()).append(queue)
         elif self._queues.pop(queue.log, None) is not None and not self._queues:
             self._idle.set()
+        if not self._is_scheduled:
+            self._begin_some()  # the next before answering: the disk should not wait for us
         flushed_end_offset = queue.log.flushed_end_offset
         for on_done, on_error in dict.fromkeys(callbacks):
             if failure is None:

@@ -24,6 +24,8 @@ from raftlog.console.certificate import Certificate
 MOST_SESSIONS: Final = 10_000
 """Of users, and as many anonymous ones. Beyond it the one of its kind that was idle for the longest time ends, so that
 strangers, who may begin anonymous ones, end no user's."""
+MOST_OF_USER: Final = 100
+"""Sessions of one user. Beyond it the user's own longest idle one ends, not another user's."""
 TRIES: Final = 5
 """Failed logins of one name, after which further ones wait."""
 PAUSE_S: Final = 30.0
@@ -67,6 +69,8 @@ class Sessions:
         self._timeout_s = timeout_s
         self._users: dict[str, Session] = {}  # of both, the longest idle one comes first
         self._anonymous: dict[str, Session] = {}
+        self._tokens: dict[str, dict[str, None]] = {}
+        """By user, of its sessions; in the same order."""
         self._failures: dict[str, tuple[int, float]] = {}
 
     def __len__(self) -> int:
@@ -84,6 +88,9 @@ class Sessions:
             found.used_s = self._now_s()
             table = self._table(found)
             table[found.token] = table.pop(found.token)
+            if found.user is not None and (own := self._tokens.get(found.user)) is not None:
+                own.pop(found.token, None)
+                own[found.token] = None
         return found
 
     def expire(self) -> None:
@@ -110,6 +117,10 @@ class Sessions:
         """Forget a session and its secret."""
         session.secret = None
         self._table(session).pop(session.token, None)
+        if session.user is not None and (own := self._tokens.get(session.user)) is not None:
+            own.pop(session.token, None)
+            if not own:
+                del self._tokens[session.user]
 
     def log_in(self, session: Session, user: str, secret: str | Certificate) -> Session:
         """Return the session of this user that takes the place of `session`. The caller has checked the secret."""
@@ -135,6 +146,14 @@ class Sessions:
         session = Session(self._make_token(), self._make_token(), self._now_s(), user, secret)
         table = self._table(session)
         table[session.token] = session
+        if user is not None:
+            own = self._tokens.setdefault(user, {})
+            own[session.token] = None
+            while len(own) > MOST_OF_USER:
+                longest_idle = next(iter(own))
+                del own[longest_idle]
+                if (ended := self._users.get(longest_idle)) is not None:
+                    self.end(ended)
         while len(table) > MOST_SESSIONS:
             self.end(next(iter(table.values())))
         return session

@@ -24,10 +24,11 @@ import socket
 import struct
 import threading
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 from weakref import WeakValueDictionary
 
@@ -68,6 +69,8 @@ from raftlog.errors import (
 )
 from raftlog.security import AclOperation, AclPermission, PatternType, ResourceType
 
+T = TypeVar("T")
+
 logger = logging.getLogger(__name__)
 
 COOKIE: Final = "raftlog_console"
@@ -82,6 +85,8 @@ MOST_FORMS: Final = 16
 MOST_FORM_FIELDS: Final = 200
 MOST_QUERY_FIELDS: Final = 50
 MOST_STREAMS: Final = 200
+MOST_STREAMS_OF_USER: Final = 50
+"""Of one that has logged in."""
 MOST_CONNECTIONS: Final = 512
 """More than `MOST_STREAMS` by far, and half of the descriptors that a process usually may have. Beyond it a connection
 gives way that waits for its client."""
@@ -91,6 +96,8 @@ THREADS: Final = 8
 """For pages and files: a page holds its thread for `PAGE_S` and the time that it takes to draw."""
 STREAM_THREADS: Final = 6
 CHANGE_THREADS: Final = 4
+THREADS_OF_USER: Final = 2
+"""Of those for streams, and of those for changes, that one user's take at a time."""
 LOGIN_THREADS: Final = 2
 """Changes and logins wait for brokers for seconds. Neither they nor streams take a thread from pages, nor a stranger's
 logins one from changes."""
@@ -153,11 +160,13 @@ class Console:
     def __init__(self, settings: Settings, now_s: Callable[[], float] = time.monotonic) -> None:
         self.settings = settings
         self.sessions = Sessions(now_s, lambda: secrets.token_urlsafe(32), settings.session_timeout_s)
-        self.streams = 0
+        self.streams: Counter[str] = Counter()
+        """Open ones by user; "" without logins."""
         self.forms = 0
         self.stream_threads = anyio.CapacityLimiter(STREAM_THREADS)
         self.change_threads = anyio.CapacityLimiter(CHANGE_THREADS)
         self.login_threads = anyio.CapacityLimiter(LOGIN_THREADS)
+        self._shares: WeakValueDictionary[tuple[str, str], anyio.CapacityLimiter] = WeakValueDictionary()
         self._login_turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._views: dict[str, View] = {}
         self._lock = threading.Lock()
@@ -207,6 +216,17 @@ class Console:
             login = {"sasl.username": user, "sasl.password": secret}
         settings = {"client.id": "raftlog-console", **self.settings.client, **login}
         return View(self.settings.bootstrap, settings, secret=secret, on_close=lent.close)
+
+    async def run(self, kind: str, limiter: anyio.CapacityLimiter, session: Session, work: Callable[[], T]) -> T:
+        """Return what work in a thread of `limiter` returns, of which a user that has logged in has a share.
+
+        `kind`: what the limiter is for.
+        """
+        if session.user is None:
+            return await anyio.to_thread.run_sync(work, limiter=limiter)
+        share = self._shares.setdefault((kind, session.user), anyio.CapacityLimiter(THREADS_OF_USER))
+        async with share:
+            return await anyio.to_thread.run_sync(work, limiter=limiter)
 
     def login_turn(self, user: str) -> asyncio.Lock:
         """Return the lock under which logins of this name are tried, one after the other.
@@ -577,7 +597,7 @@ async def _act(console: Console, request: Request) -> Response:
     def change() -> tuple[bool, str]:
         return perform(name, console.view_of(session), fields, user, _address(request))
 
-    done, said = await anyio.to_thread.run_sync(change, limiter=console.change_threads)
+    done, said = await console.run("change", console.change_threads, session, change)
     session.note = ("done" if done else "error", said)
     back = _inside(fields.get("then" if done and fields.get("then") else "back", "/"))
     return RedirectResponse(back, 303)
@@ -590,7 +610,8 @@ async def _live(console: Console, request: Request) -> Response:
     session = _find_session(console, request, use=False)
     if session is None or _must_log_in(console, session):
         return PlainTextResponse("the session has ended; load the page again", 401)
-    if console.streams >= MOST_STREAMS:
+    name = session.user or ""
+    if console.streams.total() >= MOST_STREAMS or (name and console.streams[name] >= MOST_STREAMS_OF_USER):
         return PlainTextResponse("too many open pages; this one does not update itself", 503)
     fields = _query_fields(_query(request))
     try:
@@ -604,10 +625,10 @@ async def _live(console: Console, request: Request) -> Response:
         def drawn() -> Drawn:
             return console.draw(_look(console, session, target.path, target_fields, names), page, layout, LIVE_S)
 
-        return await anyio.to_thread.run_sync(drawn, limiter=console.stream_threads)
+        return await console.run("stream", console.stream_threads, session, drawn)
 
     async def events() -> AsyncIterator[str]:
-        console.streams += 1
+        console.streams[name] += 1
         try:
             whole = fields.get("whole") == "1" and "last-event-id" not in request.headers
             last, until_s = None, time.monotonic() + STREAM_S
@@ -627,7 +648,9 @@ async def _live(console: Console, request: Request) -> Response:
                 whole = whole and not drawn.complete
                 await asyncio.sleep(EVERY_S if drawn.complete else SOON_S)
         finally:
-            console.streams -= 1
+            console.streams[name] -= 1
+            if not console.streams[name]:
+                del console.streams[name]
 
     return StreamingResponse(events(), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
 

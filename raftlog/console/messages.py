@@ -4,17 +4,23 @@ Values that are JSON objects, or Arrow data as Arrow's IPC format has it, are al
 
 A search reads records from the chosen place on until it has found enough, has looked at `MOST_LOOKED_AT`, has reached
 the end, or `PATIENCE_S` have passed; the page says how far it came. Reading joins no group and commits nothing.
+
+Values come from any client that may write to a topic, and all users share the process. A value of some hundred bytes
+may be Arrow data with billions of nulls, or JSON that is a thousand times as long once it is indented. So no more of a
+value is made into Python objects or text than is shown, and the records of a search have `MOST_FOUND_BYTES` together.
 """
 
 from __future__ import annotations
 
+import heapq
 import json
 import re
 import struct
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
 import raftlog
@@ -25,6 +31,10 @@ from raftlog.types import Record, TopicPartition
 MOST_LOOKED_AT: Final = 50_000
 PATIENCE_S: Final = 4.0
 MOST_SHOWN: Final = 200
+MOST_FOUND_BYTES: Final = 8 << 20
+"""Of the records of a page together, or one record that is longer."""
+LONGEST_PARSED: Final = 2 << 20
+"""Bytes of a value that is read as JSON; parsed it takes 20 times as much memory."""
 LONGEST_SHOWN: Final = 4_000
 """Characters of a value on the page; the page of the record alone shows `LONGEST_ALONE`."""
 LONGEST_ALONE: Final = 1_000_000
@@ -32,6 +42,8 @@ BEGINS: Final = ("newest", "oldest", "offset", "time")
 FORMS: Final = ("auto", "text", "json", "hex", "arrow")
 VIEWS: Final = ("records", "table")
 MOST_COLUMNS: Final = 30
+MOST_NAMES: Final = 1_000
+"""Fields of an object that are looked at, and names of fields that are counted."""
 MOST_TABLE_ROWS: Final = 500
 LONGEST_CELL: Final = 80
 _STEP: Final = re.compile(r"\.([A-Za-z_][\w-]*)|\[(\d+)\]|\[['\"]([^'\"]+)['\"]\]")
@@ -69,10 +81,10 @@ class JsonPath(NamedTuple):
     def matches(self, value: bytes | None) -> bool:
         """Whether a value is JSON, has the path, and equals what is wanted there."""
         try:
-            found = json.loads(value or b"")
+            found = _parsed(value)
             for step in self.steps:
                 found = found[step]
-        except (ValueError, LookupError, TypeError):
+        except (ValueError, RecursionError, LookupError, TypeError):
             return False
         if self.wanted is None:
             return True
@@ -196,11 +208,51 @@ def _time_ms(text: str) -> int:
 
 
 class Found(NamedTuple):
-    """The records found, the newest first. `looked_at`: how many were read; `done`: whether the end was reached."""
+    """The records found, the newest first.
+
+    `looked_at`: how many were read; `done`: whether the end was reached; `cut`: whether some were left out because all
+    together have more than `MOST_FOUND_BYTES`.
+    """
 
     records: list[Record]
     looked_at: int
     done: bool
+    cut: bool = False
+
+
+class _Kept:
+    """The records that a page shows, of those found so far: the newest ones, or the oldest."""
+
+    def __init__(self, query: Query) -> None:
+        self._limit = query.limit
+        self._newest = query.begin == "newest"
+        self._heap: list[tuple[tuple[int, int, int], Record]] = []
+        """The one that gives way first, first."""
+        self._bytes = 0
+        self.is_cut = False
+
+    def add(self, record: Record) -> None:
+        """Keep a record, or leave it out, or let others give way."""
+        age = (record.timestamp_ms, record.partition, record.offset)
+        heapq.heappush(self._heap, (age if self._newest else (-age[0], -age[1], -age[2]), record))
+        self._bytes += _size_of(record)
+        while len(self._heap) > self._limit or (self._bytes > MOST_FOUND_BYTES and len(self._heap) > 1):
+            self.is_cut |= len(self._heap) <= self._limit
+            self._bytes -= _size_of(heapq.heappop(self._heap)[1])
+
+    @property
+    def is_full(self) -> bool:
+        """Whether records that come later change nothing."""
+        return not self._newest and (len(self._heap) >= self._limit or self.is_cut)
+
+    def in_order(self) -> list[Record]:
+        """Return them, the newest first where the newest are wanted, else the oldest."""
+        return [record for _, record in sorted(self._heap, key=lambda each: each[0], reverse=True)]
+
+
+def _size_of(record: Record) -> int:
+    headers = sum(len(name) + len(value or b"") for name, value in record.headers)
+    return len(record.key or b"") + len(record.value or b"") + headers
 
 
 def search(consumer: raftlog.Consumer, topic: str, query: Query, now_s: Callable[[], float] = time.monotonic) -> Found:
@@ -224,24 +276,21 @@ def search(consumer: raftlog.Consumer, topic: str, query: Query, now_s: Callable
     for part in left:
         consumer.seek(part, begins[part])
     deadline_s = now_s() + PATIENCE_S
-    found: list[Record] = []
+    kept = _Kept(query)
     looked_at = 0
-    newest = query.begin == "newest"
     while left and looked_at < MOST_LOOKED_AT and now_s() < deadline_s:
         for record in consumer.poll(0.2):
             if record.offset < ends[TopicPartition(record.topic, record.partition)]:
                 looked_at += 1
                 if query.wants(record):
-                    found.append(record)
-        if not newest and len(found) >= query.limit:
+                    kept.add(record)
+        if kept.is_full:
             break
         passed = {part for part in left if consumer.position(part) >= ends[part]}
         for part in passed:
             consumer.pause(part)
         left -= passed
-    found.sort(key=lambda record: (record.timestamp_ms, record.partition, record.offset))
-    shown = found[-query.limit :] if newest else found[: query.limit]
-    return Found(shown[::-1] if newest else shown, looked_at, not left)
+    return Found(kept.in_order(), looked_at, not left, kept.is_cut)
 
 
 def _begins(
@@ -280,7 +329,7 @@ def shown(data: bytes | None, form: str = "auto", longest: int = LONGEST_SHOWN) 
         return Shown("null", "null")
     if form in ("auto", "json") and data[:1] in (b"{", b"["):
         try:
-            indented = json.dumps(json.loads(data), indent=2, ensure_ascii=False)
+            indented = _indented(data, longest)
             return Shown(indented[:longest], "json", len(indented) > longest)
         except (ValueError, RecursionError):
             pass
@@ -298,6 +347,30 @@ def shown(data: bytes | None, form: str = "auto", longest: int = LONGEST_SHOWN) 
         for at in range(0, min(len(data), longest // 4), 16)
     ]
     return Shown("\n".join(lines), "hex", len(data) > longest // 4)
+
+
+def _parsed(value: bytes | None) -> Any:
+    """Return the JSON value.
+
+    Raises:
+        ValueError: it is none, or too long to be parsed.
+        RecursionError: it is too deep.
+    """
+    if value is not None and len(value) > LONGEST_PARSED:
+        raise ValueError(f"{len(value)} bytes are too many to parse")
+    return json.loads(value or b"")
+
+
+def _indented(data: bytes, longest: int) -> str:
+    """Return JSON with indentation, or its beginning if it is longer than `longest`. Raises as `_parsed`."""
+    pieces: list[str] = []
+    length = 0
+    for piece in json.JSONEncoder(indent=2, ensure_ascii=False).iterencode(_parsed(data)):
+        pieces.append(piece)
+        length += len(piece)
+        if length > longest:
+            break
+    return "".join(pieces)
 
 
 def brief(data: bytes | None, longest: int = 120) -> Shown:
@@ -338,35 +411,45 @@ class Table(NamedTuple):
 
 def table_of(records: Sequence[Record]) -> Table:
     """Return the JSON objects and the rows of Arrow data among the values; columns are in the order of appearance."""
-    parsed: list[tuple[Record, Mapping[str, object]]] = []
+    parsed: list[tuple[Record, dict[str, str]]] = []
     types: dict[str, set[str]] = {}
+    """Of the columns of Arrow data."""
+    seen: dict[str, list[object]] = {}
+    """Values of each field, as far as they tell its type."""
     others, more_rows = 0, False
     for record in records:
-        if (arrow := arrow_of(record.value)) is not None:
-            for column in arrow.columns:
+        room = MOST_TABLE_ROWS - len(parsed)
+        if (arrow := arrow_of(record.value, max(0, min(room, MOST_SHOWN)))) is not None:
+            for column in arrow.columns[:MOST_NAMES]:
                 types.setdefault(column.name, set()).add(column.type)
-            parsed += ((record, row) for row in arrow.rows)
+            objects: Sequence[Mapping[str, object]] = arrow.rows
             more_rows |= arrow.total > len(arrow.rows)
-        elif (fields := _object(record.value)) is not None:
-            parsed.append((record, fields))
-        else:
+        elif (fields := _object(record.value)) is None:
             others += 1
-    more_rows |= len(parsed) > MOST_TABLE_ROWS
-    del parsed[MOST_TABLE_ROWS:]
-    names = list(dict.fromkeys([*types, *(name for _, fields in parsed for name in fields)]))
-    shown_names = names[:MOST_COLUMNS]
+            continue
+        else:
+            objects = [fields] if room else []
+            more_rows |= not room
+        for row in objects:
+            cells: dict[str, str] = {}
+            for name in islice(row, MOST_NAMES):
+                text = _text(row[name])
+                cells[name] = _cell(text)
+                if name in seen or len(seen) < MOST_NAMES:
+                    seen.setdefault(name, []).append(_typical(row[name], text))
+            parsed.append((record, cells))
+    every = list(dict.fromkeys([*types, *seen]))
+    shown_names = every[:MOST_COLUMNS]
     columns = []
     for name in shown_names:
         told = types.get(name, set())
-        columns.append(Column(name, min(told) if len(told) == 1 else _type_of([row.get(name) for _, row in parsed])))
-    rows = [
-        (record, [_cell(fields[name]) if name in fields else None for name in shown_names]) for record, fields in parsed
-    ]
-    return Table(columns, rows, others, len(names) - len(shown_names), more_rows)
+        columns.append(Column(name, min(told) if len(told) == 1 else _type_of(seen.get(name, []))))
+    rows = [(record, [cells.get(name) for name in shown_names]) for record, cells in parsed]
+    return Table(columns, rows, others, len(every) - len(shown_names), more_rows)
 
 
 class ArrowRows(NamedTuple):
-    """A value that is Arrow data: its columns, its first rows, and how many rows it has."""
+    """A value that is Arrow data: its columns, its first rows with `MOST_COLUMNS` columns, and how many rows it has."""
 
     columns: list[Column]
     rows: list[dict[str, object]]
@@ -394,8 +477,9 @@ def arrow_of(value: bytes | None, most_rows: int = MOST_SHOWN) -> ArrowRows | No
             batch.validate(full=True)
             total += batch.num_rows
             left = batch.slice(0, max(0, most_rows - len(rows)))
-            texts = [[_python(each) for each in column] for column in left.columns]
-            rows += (dict(zip(batch.schema.names, row, strict=True)) for row in zip(*texts, strict=True))
+            texts = [[_python(each, [LONGEST_CELL + 1]) for each in column] for column in left.columns[:MOST_COLUMNS]]
+            names = batch.schema.names[:MOST_COLUMNS]
+            rows += (dict(zip(names, row, strict=True)) for row in zip(*texts, strict=True))
         return ArrowRows([Column(field.name, _type_text(field.type)) for field in reader.schema], rows, total)
     except (pa.ArrowException, OSError, EOFError, LookupError, ValueError, struct.error):
         return None
@@ -441,16 +525,45 @@ def _is_compressed(metadata: bytes) -> bool:
     return header is not None and field(header, 3) is not None
 
 
-def _python(scalar: Any) -> object:
+def _python(scalar: Any, left: list[int]) -> object:
+    """Return a value of Arrow data, or the first `left[0]` values that it is made of: a cell shows no more.
+
+    Each of them takes a character at least. A list is a view of values that may be billions, or the same for each row.
+    """
+    import pyarrow as pa
+
+    left[0] -= 1
+    if not scalar.is_valid:
+        return None
+    if isinstance(scalar, pa.MapScalar):
+        pairs = (_python(each, left) for each in _some(scalar.values, left))
+        return [tuple(pair.values()) if isinstance(pair, dict) else pair for pair in pairs]
+    if isinstance(scalar, pa.ListScalar):  # and its kin
+        return [_python(each, left) for each in _some(scalar.values, left)]
+    if isinstance(scalar, pa.StructScalar):
+        return {scalar.type[at].name: _python(scalar[at], left) for at in _some(range(len(scalar.type)), left)}
+    if isinstance(scalar, pa.DictionaryScalar | pa.ExtensionScalar | pa.RunEndEncodedScalar | pa.UnionScalar):
+        return _python(scalar.value, left)
+    if isinstance(scalar, pa.BinaryScalar):  # a text, too
+        data = bytes(scalar.as_buffer()[: 4 * (LONGEST_CELL + 2)])
+        return data.decode(errors="ignore") if isinstance(scalar, pa.StringScalar) else data
     try:
         return scalar.as_py()
     except (ValueError, OverflowError):  # such as nanoseconds, which Python's times do not have
         return str(scalar)
 
 
+def _some(values: Any, left: list[int]) -> Iterator[Any]:
+    """Yield values as long as there is room."""
+    for at in range(len(values)):
+        if left[0] <= 0:
+            return
+        yield values[at]
+
+
 def _object(value: bytes | None) -> dict[str, object] | None:
     try:
-        found = json.loads(value or b"")
+        found = _parsed(value)
     except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
@@ -470,8 +583,24 @@ def _type_text(arrow_type: object) -> str:
     return found if len(found) <= LONGEST_CELL // 2 else f"{found.partition('<')[0]}<…>"
 
 
-def _cell(value: object) -> str:
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=_other)
+def _typical(value: object, text: str) -> object:
+    """Return a short value with the type of `value`; None, which is of every type, if it is too long to tell.
+
+    `text`: the whole of it.
+    """
+    if isinstance(value, str):
+        return _cell(text)
+    return value if len(text) <= LONGEST_SHOWN else None
+
+
+def _text(value: object) -> str:
+    try:
+        return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=_other)
+    except RecursionError:
+        return "…"
+
+
+def _cell(text: str) -> str:
     return text if len(text) <= LONGEST_CELL else f"{text[: LONGEST_CELL - 1]}…"
 
 

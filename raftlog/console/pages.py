@@ -20,7 +20,17 @@ from raftlog.cli.partitions.health import is_under_replicated, state_of
 from raftlog.cli.partitions.moving import Move, present
 from raftlog.console.access import Session
 from raftlog.console.actions import why_not
-from raftlog.console.messages import LONGEST_ALONE, OUTCOMES, AuditFilter, Query, arrow_of, audit_line, search, table_of
+from raftlog.console.messages import (
+    LONGEST_ALONE,
+    MOST_FOUND_BYTES,
+    OUTCOMES,
+    AuditFilter,
+    Query,
+    arrow_of,
+    audit_line,
+    search,
+    table_of,
+)
 from raftlog.console.rebalance import AT_A_TIME
 from raftlog.console.view import AUDIT_TOPIC, Answer, View
 from raftlog.errors import (
@@ -450,7 +460,12 @@ def messages(look: Look) -> Page:
 
 
 def _search(view: View, topic: str, query: Query) -> Any:
-    config = {**view.settings, "enable.auto.commit": False, "default.api.timeout.ms": 5000}
+    config = {
+        **view.settings,
+        "enable.auto.commit": False,
+        "default.api.timeout.ms": 5000,
+        "fetch.max.bytes": MOST_FOUND_BYTES,
+    }
     with raftlog.Consumer(view.bootstrap, config=config) as consumer:
         return search(consumer, topic, query)
 

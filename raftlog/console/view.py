@@ -78,9 +78,13 @@ AT_A_TIME: Final = 8
 SEARCHES_AT_A_TIME: Final = 4
 MOST_SEARCHES: Final = 16
 """Of one user, those that wait for a thread included: the last of them begins within some twenty seconds."""
+MOST_FOUND: Final = 8
+"""Results of searches that a view keeps, besides those under way: each may have megabytes."""
 AUDIT_TOPIC: Final = "__audit"
 CLUSTER: Final = "cluster"
 """The question that any broker can answer."""
+RECORDS: Final = "records "
+"""Begins the names of searches."""
 
 
 class TooManySearches(RetriableError):
@@ -536,7 +540,13 @@ class View:
 
     def records(self, what: str, search: Callable[[], T]) -> Answer[T]:
         """Search records."""
-        return self.ask(f"records {what}", search, search=True)
+        try:
+            return self.ask(f"{RECORDS}{what}", search, search=True)
+        finally:
+            with self._lock:
+                done = [name for name, each in self._slots.items() if name.startswith(RECORDS) and not each.asking]
+                for name in done[:-MOST_FOUND]:  # the last used one comes last
+                    del self._slots[name]
 
     def lag(self, group_id: str) -> Answer[dict[TopicPartition, PartitionLag]]:
         """Ask for the lag of a group."""

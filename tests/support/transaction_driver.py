@@ -35,7 +35,7 @@ from broker.coordinator.transactions.coordinator import TransactionCoordinator
 from broker.coordinator.transactions.listing import Rest
 from broker.coordinator.transactions.records import partition_messages
 from broker.coordinator.transactions.transaction import Sink, Transaction
-from broker.coordinator.user_bound import NO_BOUND, NamedGroups, UserBound
+from broker.coordinator.user_bound import MOST_OWED, NO_BOUND, NamedGroups, OwedBound, UserBound
 from raftlog.errors import RaftlogError, from_wire
 from raftlog.v1 import transaction_pb2
 
@@ -100,7 +100,7 @@ class TransactionDriver:
     """Decides, appends and replays at once; markers are written when a test says so.
 
     `most_of_user`: transactional ids and sinks that a user may make; None: any number. `named`: the groups that
-    transactions have named, with the bound on them.
+    transactions have named, with the bound on them. `most_owed`: what open transactions and stages of a user may name.
     """
 
     def __init__(
@@ -108,6 +108,7 @@ class TransactionDriver:
         config: TransactionConfig | None = None,
         most_of_user: int | None = None,
         named: NamedGroups | None = None,
+        most_owed: int = MOST_OWED,
     ) -> None:
         self.config = config or TransactionConfig()
         self.refused: list[str] = []
@@ -128,8 +129,12 @@ class TransactionDriver:
         self.pending: list[PendingMarkers] = []
         self.producer_ids = count(4000)
         self.named = named
-        self.core = TransactionCoordinator(self.config, self.token, self.bound, self.named)
+        self.owed_bound = OwedBound(lambda user: self.core.owed.get(user, 0), most_owed)
+        self.core = self._new_core()
         self.core.loaded(self.now)
+
+    def _new_core(self) -> TransactionCoordinator:
+        return TransactionCoordinator(self.config, self.token, self.bound, self.named, self.owed_bound)
 
     @property
     def now(self) -> Now:
@@ -139,7 +144,7 @@ class TransactionDriver:
         """Another coordinator has read the log."""
         self.log = list(self.log if log is None else log)
         self.pending.clear()
-        self.core = TransactionCoordinator(self.config, self.token, self.bound, self.named)
+        self.core = self._new_core()
         for key, value in self.log:
             self.core.replay(key, value)
         self.core.loaded(self.now)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Final
 
 from broker.coordinator.groups.checks import check_group_id
@@ -91,6 +91,11 @@ def check_named(what: str, count: int, most: int) -> None:
         raise InvalidRequestError(f"the request names {count} {what}, it may name {most}")
 
 
+def count_of(topics: Iterable[group_pb2.TopicPartitions]) -> int:
+    """Return how many partitions a request names."""
+    return sum(len(topic.partitions) for topic in topics)
+
+
 def read_partitions(topics: Collection[group_pb2.TopicPartitions]) -> frozenset[TopicPartition]:
     """Return the partitions that a request names.
 
@@ -98,7 +103,7 @@ def read_partitions(topics: Collection[group_pb2.TopicPartitions]) -> frozenset[
         InvalidRequestError: too many, or they are named in a way that none can be.
     """
     check_named("topics", len(topics), MAX_PARTITIONS)
-    count = sum(len(topic.partitions) for topic in topics)
+    count = count_of(topics)
     if count > MAX_PARTITIONS:
         raise InvalidRequestError(f"the request names {count} partitions, a transaction may have {MAX_PARTITIONS}")
     try:

@@ -208,7 +208,8 @@ class PendingMarkers(Notice):
     its topic. Then the same object comes back in `MarkersWritten`; at once if there are no targets. Each coordinator
     that has loaded the decision sends this once. The frame adds the coordinator's epoch: its leader epoch.
 
-    Owner: `transactional_id`, or else `sink_id`. `producer_epoch` is the epoch of the markers.
+    Owner: `transactional_id`, or else `sink_id`. `producer_epoch` is the epoch of the markers. `user`: that made the
+    owner, for whom the markers count while they are written; "": for no single user.
     """
 
     transactional_id: str
@@ -218,6 +219,7 @@ class PendingMarkers(Notice):
     commit: bool
     partitions: frozenset[TopicPartition]
     group_ids: frozenset[str] = frozenset()
+    user: str = ""
 
 
 @dataclass(frozen=True, slots=True)

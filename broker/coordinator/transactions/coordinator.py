@@ -30,6 +30,7 @@ from broker.coordinator.transactions.checks import (
     check_count,
     check_id,
     check_timeout,
+    count_of,
     read_groups,
     read_partitions,
 )
@@ -53,9 +54,9 @@ from broker.coordinator.transactions.commands import (
     Verify,
 )
 from broker.coordinator.transactions.listing import Rest
-from broker.coordinator.transactions.state import HardState, Owner, ParkedAnswers
+from broker.coordinator.transactions.state import HardState, Owner, ParkedAnswers, named_by
 from broker.coordinator.transactions.transaction import MAX_EPOCH, NONE, STAGE_EPOCH, Former, Sink, State, Transaction
-from broker.coordinator.user_bound import NO_BOUND, Made, NamedGroups, UserBound
+from broker.coordinator.user_bound import NO_BOUND, NO_OWED_BOUND, Made, NamedGroups, OwedBound, UserBound
 from raftlog.errors import (
     BatchAlreadyCommitted,
     ConcurrentTransactions,
@@ -487,6 +488,7 @@ class TransactionCoordinator:
 
     `markers`: the token to which PendingMarkers are sent. `bound`: on the transactional ids and sinks of a user.
     `named`: the groups that transactions of each user have named, with the bound on them; None: any number.
+    `owed_bound`: on what open transactions and stages of a user name.
     """
 
     def __init__(
@@ -495,11 +497,13 @@ class TransactionCoordinator:
         markers: object,
         bound: UserBound = NO_BOUND,
         named: NamedGroups | None = None,
+        owed_bound: OwedBound = NO_OWED_BOUND,
     ) -> None:
         self._config = config
         self._markers = markers
         self._bound = bound
         self._named = named
+        self._owed_bound = owed_bound
         self._state = HardState()
         self._undone = self._state.undone
         # For as long as this coordinator lives:
@@ -524,6 +528,11 @@ class TransactionCoordinator:
     def made(self) -> Made:
         """How many transactional ids and sinks each user has made."""
         return self._state.made
+
+    @property
+    def owed(self) -> Mapping[str, int]:
+        """How many markers each user's transactions and stages are owed, or will be; not to be changed."""
+        return self._state.owed.counts
 
     # Records
 
@@ -621,6 +630,7 @@ class TransactionCoordinator:
                 assert_never(command)
         owner = Owner(transactional_id)
         if outcome.write is not None:
+            self._owed_bound.check(outcome.write.user, named_by(outcome.write) - named_by(known))
             self._write(owner, outcome.write, decision)
             if outcome.write.state is State.ONGOING and (known is None or known.state is not State.ONGOING):
                 self._deadlines.set(owner, now.monotonic_ms + outcome.write.timeout_ms)
@@ -653,7 +663,10 @@ class TransactionCoordinator:
             case InitStage():
                 decision.effects.append(Send(command.to, self._init_stage(sink, command, now, decision)))
             case AddToStage():
-                decision.records = staging.add_to_stage(sink, command.request)
+                added = staging.add_to_stage(sink, command.request)
+                if added:
+                    self._owed_bound.check(sink.user, count_of(command.request.partitions))
+                decision.records = added
                 decision.effects.append(Send(command.to, transaction_pb2.AddToStageResponse()))
             case CommitBatch():
                 written = {owner.producer_id for owner in self._undone.written if owner.sink_id == sink.sink_id}
@@ -672,9 +685,11 @@ class TransactionCoordinator:
         self, sink: Sink, command: InitStage, now: Now, decision: Decision
     ) -> transaction_pb2.InitStageResponse:
         try:
-            decision.records = staging.init_stage(sink, command, self._config, now.wall_ms, self._bound)
+            begun = staging.init_stage(sink, command, self._config, now.wall_ms, self._bound)
         except BatchAlreadyCommitted as error:
             return transaction_pb2.InitStageResponse(error=to_wire(error), last_batch_id=sink.last_batch_id)
+        self._owed_bound.check(sink.user, count_of(command.request.partitions))
+        decision.records = begun
         assert command.new_producer_id is not None, "else it would have been asked for"
         owner = Owner("", sink.sink_id, command.new_producer_id)
         self._deadlines.set(owner, now.monotonic_ms + command.request.timeout_ms)

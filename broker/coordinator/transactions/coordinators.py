@@ -14,7 +14,7 @@ from broker.coordinator.transactions.checks import check_id
 from broker.coordinator.transactions.commands import Command, TransactionConfig
 from broker.coordinator.transactions.coordinator import TransactionCoordinator
 from broker.coordinator.transactions.marker_sender import MarkerDispatch, MarkerSender
-from broker.coordinator.user_bound import NamedGroups
+from broker.coordinator.user_bound import NamedGroups, OwedBound
 from broker.server.lease import Lease
 from raftlog.v1.records_pb2 import MetadataRecord
 from raftmeta.image import MetadataImage
@@ -44,14 +44,23 @@ class TransactionCoordinators(Coordinators[Command, object]):
         """`named`: as `TransactionCoordinator`."""
         self._config = config
         self._named = named
+        self._owed_bound = OwedBound(self._owed_by)
         self._markers = markers
         super().__init__(node_id, image, executor=executor, clock=clock, lease=lease, most_of_user=most_of_user)
 
     def _make_core(self, partition: int) -> TransactionCoordinator:
         # Whichever shard of the partition is there when the core has something to tell is the one that runs it.
         return TransactionCoordinator(
-            self._config, MarkerDispatch(self._markers, partial(self._shards.find, partition)), self.bound, self._named
+            self._config,
+            MarkerDispatch(self._markers, partial(self._shards.find, partition)),
+            self.bound,
+            self._named,
+            self._owed_bound,
         )
+
+    def _owed_by(self, user: str) -> int:
+        cores = (shard.core for _, shard in self.shards())
+        return sum(core.owed.get(user, 0) for core in cores if isinstance(core, TransactionCoordinator))
 
     def _topics(self) -> object:
         return None

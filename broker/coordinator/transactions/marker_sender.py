@@ -4,6 +4,10 @@
         by partition or group    led here: `LocalMarkers`; elsewhere: `marker_links.py`
         all are written          -> `MarkersWritten`, to the coordinator
 
+A user has `MOST_TARGETS` partitions and groups under way at a time, and users take turns: one request may end a
+transaction of 10,000 partitions, each of which costs its replicas an append and an fsync. The next ones follow as these
+are answered, so what the brokers can do sets the pace (docs/adr/0053).
+
 Markers for the same partition in one turn share a control batch. Markers are idempotent (docs/transactions.md), so
 those not known to be written are sent again, to the leader by the newest metadata.
 
@@ -16,6 +20,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Final, Protocol, TypeAlias
@@ -196,8 +201,16 @@ class _GroupAnswer:
         answers.take(self._index, error)
 
 
-MAX_IN_BATCH: Final = 1_000
-"""Markers in one control batch: some 40 KB."""
+MAX_IN_BATCH: Final = 250
+"""Markers in one control batch: a leader appends it in some 5 ms."""
+MARKERS_OF_A_TARGET: Final = 50
+"""So many markers in a batch cost as much as one target more."""
+MOST_TARGETS: Final = 64
+"""Partitions and groups to which markers of one user are under way at a time, fewer if they get many markers each.
+Markers that wait meanwhile for the same target go there in one batch."""
+HOLDS_S: Final = 1.0
+"""How long a target that does not answer counts for that. Its markers may be committed only when more replicas are in
+sync."""
 TURN_S: Final = 0.004
 """After so long others have their turn on the event loop."""
 FIRST_RETRY_S: Final = 0.02
@@ -265,12 +278,27 @@ class _Job:
 Jobs: TypeAlias = list[_Job]
 
 
+class _Place:
+    """What a batch takes of the targets that a user may have under way; given back once, by the answer or the time."""
+
+    def __init__(self, give: Callable[[], None], loop: asyncio.AbstractEventLoop) -> None:
+        self._give: Callable[[], None] | None = give
+        self._timer = loop.call_later(HOLDS_S, self.give)
+
+    def give(self) -> None:
+        """Give it back, unless it was."""
+        self._timer.cancel()
+        give, self._give = self._give, None
+        if give is not None:
+            give()
+
+
 class MarkerSender:
     """One for each broker; on the event loop.
 
     States of a target (a partition, or a group):
         idle    -> ready    there is a marker for it
-        ready   -> sent     in the next turn, to its leader by the metadata
+        ready   -> sent     in one of the next turns, to its leader by the metadata
         ready   -> resting  it has no leader
         sent    -> idle     all markers are written, or the topic was deleted
         sent    -> resting  refused or unanswered; the pause grows
@@ -298,7 +326,12 @@ class MarkerSender:
         self._loop = asyncio.get_running_loop()
         self._jobs: dict[tuple[Coordinator, PendingMarkers], _Job] = {}
         self._waiting: dict[Target, Jobs] = {}
-        self._ready: dict[Target, None] = {}
+        self._ready: OrderedDict[str, OrderedDict[Target, None]] = OrderedDict()
+        """By user of one of its markers, the user whose turn it is first; no user without any."""
+        self._held: dict[str, OrderedDict[Target, None]] = {}
+        """Likewise, of users with `MOST_TARGETS` under way."""
+        self._under_way: Counter[str] = Counter()
+        """By user, above 0."""
         self._resting: dict[Target, tuple[asyncio.TimerHandle, int]] = {}
         """Until when, and where the target was when it began to rest."""
         self._attempts: dict[Target, int] = {}
@@ -327,12 +360,32 @@ class MarkerSender:
             return
         for target in job.left:
             self._wait(target, [job])
-            if target not in self._resting:
-                self._ready[target] = None
         self._schedule()
 
     def _wait(self, target: Target, jobs: Jobs) -> None:
         self._waiting.setdefault(target, []).extend(jobs)
+        if target not in self._resting:
+            self._make_ready(target, jobs)
+
+    def _make_ready(self, target: Target, jobs: Jobs) -> None:
+        for user in dict.fromkeys(job.pending.user for job in jobs):
+            is_held = self._under_way[user] >= MOST_TARGETS
+            (self._held if is_held else self._ready).setdefault(user, OrderedDict())[target] = None
+
+    def _take_place(self, user: str, markers: int) -> _Place:
+        cost = 1 + markers // MARKERS_OF_A_TARGET
+        self._under_way[user] += cost
+        if self._under_way[user] >= MOST_TARGETS and user in self._ready:
+            self._held[user] = self._ready.pop(user)
+        return _Place(partial(self._give_place, user, cost), self._loop)
+
+    def _give_place(self, user: str, cost: int) -> None:
+        self._under_way[user] -= cost
+        if not self._under_way[user]:
+            del self._under_way[user]
+        if user in self._held and self._under_way[user] < MOST_TARGETS:
+            self._ready[user] = self._held.pop(user)
+            self._schedule()
 
     def _schedule(self) -> None:
         if not self._scheduled and not self._closed:
@@ -343,16 +396,23 @@ class MarkerSender:
         self._scheduled = False
         until_s = self._loop.time() + TURN_S
         while self._ready and not self._closed:
-            target = next(iter(self._ready))
-            del self._ready[target]
-            self._send_to(target)
+            user, targets = next(iter(self._ready.items()))
+            target, _ = targets.popitem(last=False)
+            if targets:
+                self._ready.move_to_end(user)
+            else:
+                del self._ready[user]
+            self._send_to(target, user)
             if self._loop.time() > until_s:
                 self._schedule()
                 break
         self._links.flush()
 
-    def _send_to(self, target: Target) -> None:
-        waiting = self._living(self._waiting.pop(target, []))
+    def _send_to(self, target: Target, user: str) -> None:
+        """Send what waits for a target, which counts for `user` while it is under way."""
+        if target in self._resting or target not in self._waiting:
+            return  # another user's turn has sent it all
+        waiting = self._living(self._waiting.pop(target))
         jobs, rest = waiting[:MAX_IN_BATCH], waiting[MAX_IN_BATCH:]
         place = self._place(target) if jobs else GONE
         if place == GONE:
@@ -361,15 +421,17 @@ class MarkerSender:
             error = LeaderNotAvailable("it has no leader at the moment")
             self._answered(target, jobs, [error] * len(jobs))
         else:
-            self._hand_over(target, place, jobs)
+            self._hand_over(target, place, jobs, self._take_place(user, len(jobs)))
         if rest:
             self._wait(target, rest)
-            if target not in self._resting:
-                self._ready[target] = None
 
-    def _hand_over(self, target: Target, place: int, jobs: Jobs) -> None:
+    def _hand_over(self, target: Target, place: int, jobs: Jobs, taken: _Place) -> None:
         markers = [job.marker for job in jobs]
-        answered = partial(self._answered, target, jobs)
+
+        def answered(errors: Errors) -> None:
+            taken.give()
+            self._answered(target, jobs, errors)
+
         if place != self._node_id:
             self._links.put(place, target, markers, answered)
         elif isinstance(target, str):
@@ -429,9 +491,10 @@ class MarkerSender:
         if not jobs or self._closed:
             self._attempts.pop(target, None)
             return
-        self._wait(target, jobs)
-        if target in self._resting or target in self._ready:
+        if target in self._resting or target in self._waiting:
+            self._wait(target, jobs)
             return
+        self._waiting[target] = jobs
         attempts = self._attempts[target] = self._attempts.get(target, 0) + 1
         if attempts in SAID_AFTER:
             logger.warning(
@@ -448,7 +511,7 @@ class MarkerSender:
     def _rested(self, target: Target) -> None:
         timer, _ = self._resting.pop(target)
         timer.cancel()
-        self._ready[target] = None
+        self._make_ready(target, self._waiting[target])
         self._schedule()
 
     def _name(self, target: Target) -> str:
@@ -474,5 +537,6 @@ class MarkerSender:
         self._jobs.clear()
         self._waiting.clear()
         self._ready.clear()
+        self._held.clear()
         self._resting.clear()
         await self._links.close()

@@ -22,7 +22,12 @@ from broker.coordinator.core import Send
 from broker.coordinator.transactions import records
 from broker.coordinator.transactions.commands import PendingMarkers
 from broker.coordinator.transactions.transaction import Sink, SinkHead, Stage, State, Transaction
-from broker.coordinator.user_bound import Made
+from broker.coordinator.user_bound import Made, Owed
+
+
+def named_by(transaction: Transaction | None) -> int:
+    """Return how many partitions and groups a transaction names: none, unless it is open or prepared."""
+    return 0 if transaction is None else len(transaction.partitions) + len(transaction.group_ids)
 
 
 def _user_of(known: Transaction | SinkHead | None) -> str:
@@ -120,7 +125,7 @@ class HardState:
     """Changed by `replay` alone.
 
     Invariants: an owner is in `open`, or owed markers, or neither; never both. `made` counts the transactional ids and
-    the sinks by their users.
+    the sinks by their users, `owed` what their transactions and stages name.
     """
 
     def __init__(self) -> None:
@@ -130,6 +135,7 @@ class HardState:
         """Transactions that are ONGOING, and stages nothing is decided about."""
         self.undone = Undone()
         self.made = Made()
+        self.owed = Owed()
 
     def replay(self, key: bytes, value: bytes | None) -> None:
         """Apply a record.
@@ -146,7 +152,12 @@ class HardState:
             case "sink_id":
                 head = None if value is None else records.parse_sink(parsed.sink_id, value)
                 sink = self.sinks.setdefault(parsed.sink_id, Sink(parsed.sink_id))
-                self.made.changed(_user_of(sink.head), _user_of(head))
+                before, after = _user_of(sink.head), _user_of(head)
+                self.made.changed(before, after)
+                if before != after:
+                    named = sum(len(stage.partitions) for stage in sink.stages.values())
+                    self.owed.changed(before, -named)
+                    self.owed.changed(after, named)
                 sink.head = head
                 for producer_id, stage in sink.stages.items():
                     self._note_stage(sink, producer_id, stage)
@@ -161,7 +172,10 @@ class HardState:
         owner = Owner(transactional_id)
         self.open.pop(owner, None)
         self.undone.completed(owner)
-        self.made.changed(_user_of(self.transactions.get(transactional_id)), _user_of(transaction))
+        before = self.transactions.get(transactional_id)
+        self.made.changed(_user_of(before), _user_of(transaction))
+        self.owed.changed(_user_of(before), -named_by(before))
+        self.owed.changed(_user_of(transaction), named_by(transaction))
         if transaction is None:
             self.transactions.pop(transactional_id, None)
             return
@@ -173,6 +187,9 @@ class HardState:
 
     def _replay_stage(self, sink: Sink, producer_id: int, stage: Stage | None) -> None:
         owner = Owner("", sink.sink_id, producer_id)
+        before = sink.stages.get(producer_id)
+        named = 0 if stage is None else len(stage.partitions)
+        self.owed.changed(_user_of(sink.head), named - (0 if before is None else len(before.partitions)))
         if stage is None:
             sink.stages.pop(producer_id, None)
             self.open.pop(owner, None)
@@ -228,6 +245,7 @@ class HardState:
                 commit=transaction.commits,
                 partitions=transaction.partitions,
                 group_ids=transaction.group_ids,
+                user=transaction.user,
             )
         found = self.stage_of(owner)
         if found is None or found[1] is State.ONGOING:
@@ -240,4 +258,5 @@ class HardState:
             producer_epoch=stage.producer_epoch + 1,
             commit=state is State.PREPARE_COMMIT,
             partitions=stage.partitions,
+            user=self.sinks[owner.sink_id].user,
         )

@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from broker.log.config import LogConfig
-from broker.log.flush import Flushing, GroupCommit
+from broker.log.flush import AT_A_TIME, Flushing, GroupCommit
 from raftlog.errors import StorageError
-from tests.support.log_driver import LogDriver
+from tests.support.log_driver import LogDriver, append
 from tests.support.memory_storage import Fault
 
 
@@ -159,3 +159,53 @@ async def test_segments_that_wait_for_a_flush_keep_few_files_open() -> None:
             assert driver.log._unflushed == []
             flushed += driver.log.flushed_end_offset > before
         assert flushed == driver.log.segment_count - 1 < 150, "a flush is for a segment, not for a batch"
+
+
+async def test_a_topic_of_many_partitions_lets_another_topic_flush_soon() -> None:
+    """Each fsync of its 300 partitions was before that of the other topic."""
+    driver = opened()
+    assert driver.manager is not None
+    many = [driver.manager.create("many", bytes(15) + b"\1", partition) for partition in range(300)]
+    synced: list[str] = []
+    driver.storage.on_step = lambda op, path: (
+        synced.append(path) if op == "datasync" and path.endswith(".log") else None
+    )
+    with ThreadPoolExecutor(1) as pool:
+        commit = GroupCommit(pool)
+        done: list[int] = []
+        for log in many:
+            append(log)
+            commit.request(log, lambda end: None, unexpected)
+        driver.append()
+        commit.request(driver.log, done.append, unexpected)
+        await commit.close()
+    assert done == [1]
+    place = next(at for at, path in enumerate(synced) if driver.log.directory in path)
+    assert place <= 1, "topics take turns"
+    assert len(synced) == 301
+
+
+async def test_a_log_that_is_appended_to_all_the_time_does_not_keep_its_topic_first() -> None:
+    driver = opened()
+    assert driver.manager is not None
+    others = [driver.manager.create("other", bytes(15) + b"\1", partition) for partition in range(2 * AT_A_TIME)]
+    with ThreadPoolExecutor(1) as pool:
+        commit = GroupCommit(pool)
+        done: list[int] = []
+        flushed = 0
+
+        def again(end: int) -> None:
+            nonlocal flushed
+            flushed += 1
+            if len(done) < len(others):
+                driver.append()
+                commit.request(driver.log, again, unexpected)
+
+        driver.append()
+        commit.request(driver.log, again, unexpected)
+        for log in others:
+            append(log)
+            commit.request(log, done.append, unexpected)
+        await commit.close()
+    assert done == [2] * len(others)
+    assert flushed > 1, "nor do the others keep it waiting"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import count
 from typing import Any
 
-from raftlog.console.access import MOST_SESSIONS, PAUSE_S, TRIES, Session, Sessions
+from raftlog.console.access import MOST_OF_USER, MOST_SESSIONS, PAUSE_S, TRIES, Session, Sessions
 from tests.support.console import Clock
 
 
@@ -124,3 +124,17 @@ def test_a_note_is_shown_once() -> None:
     session.note = ("done", "Topic orders was created.")
     assert session.take_note() == ("done", "Topic orders was created.")
     assert session.take_note() is None
+
+
+def test_a_user_with_very_many_sessions_ends_its_own_only() -> None:
+    sessions = make_sessions(Clock())
+    ada = sessions.log_in(sessions.begin(), "ada", "secret")
+    mine = [sessions.log_in(sessions.begin(), "bob", "his") for _ in range(MOST_OF_USER)]
+    sessions.find(mine[0].token)
+    sessions.log_in(sessions.begin(), "bob", "his")
+    assert sessions.find(mine[0].token) is mine[0]
+    assert sessions.find(mine[1].token) is None, "the one that was idle for the longest time"
+    for _ in range(MOST_SESSIONS):
+        sessions.log_in(sessions.begin(), "bob", "his")
+    assert sessions.find(ada.token) is ada
+    assert len(sessions) == MOST_OF_USER + 1

@@ -8,6 +8,7 @@ import platform
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
@@ -23,11 +24,14 @@ from starlette.requests import Request
 
 from raftlog.console.access import TRIES
 from raftlog.console.app import (
+    CHANGE_THREADS,
     COOKIE,
     MOST_FORM_BYTES,
     MOST_LOGIN_BYTES,
     MOST_LOGOUT_BYTES,
     THREADS,
+    THREADS_OF_USER,
+    Console,
     Settings,
     _find_page,
     _form,
@@ -527,3 +531,32 @@ def test_memory_that_is_no_longer_used_goes_back_to_the_system() -> None:
     pool, given_back = run.stdout.split()
     assert pool == "system"
     assert int(given_back) > 30_000_000
+
+
+def test_a_user_has_so_many_pages_that_update_themselves(with_login: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One could have all of them, so that no other user's page did."""
+    monkeypatch.setattr("raftlog.console.app.MOST_STREAMS_OF_USER", 2)
+    with ExitStack() as opened:
+        for _ in range(2):
+            stream = opened.enter_context(with_login.sent("GET", "/live?path=/")).getresponse()
+            assert stream.status == 200
+            assert stream.readline() == b"retry: 2000\n"
+        assert with_login.get("/live?path=/").code == 503
+
+
+async def test_the_work_of_one_user_does_not_take_all_threads() -> None:
+    console, go_on = Console(Settings("127.0.0.1:1", with_login=True)), threading.Event()
+    bob, ada = (console.sessions.log_in(console.sessions.begin(), name, "secret") for name in ("bob", "ada"))
+
+    def long() -> bool:
+        return go_on.wait(WAIT_S)
+
+    async with asyncio.TaskGroup() as group:
+        his = [
+            group.create_task(console.run("change", console.change_threads, bob, long)) for _ in range(CHANGE_THREADS)
+        ]
+        await asyncio.sleep(0.05)
+        assert console.change_threads.borrowed_tokens == THREADS_OF_USER < CHANGE_THREADS
+        assert await console.run("change", console.change_threads, ada, lambda: True)
+        go_on.set()
+    assert all(each.result() for each in his)

@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
+from collections.abc import Callable
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raftlog.console.messages import MOST_COLUMNS, JsonPath, Query, arrow_of, brief, parse_headers, shown, table_of
+from raftlog.console.messages import (
+    LONGEST_PARSED,
+    MOST_COLUMNS,
+    MOST_FOUND_BYTES,
+    MOST_NAMES,
+    JsonPath,
+    Query,
+    arrow_of,
+    brief,
+    parse_headers,
+    search,
+    shown,
+    table_of,
+)
 from raftlog.errors import InvalidRequestError
-from raftlog.types import Record
+from raftlog.types import Record, TopicPartition
 
 FLIGHT = {"carrier": "AA", "legs": [{"to": "JFK"}, {"to": "LAX"}], "delay": 5, "late": True, "a-b": 1}
 
@@ -215,3 +231,156 @@ def test_damaged_arrow_data_are_shown_somehow(data: st.DataObject) -> None:
     found = table_of([record(value)])
     assert bool(found.others) or found.columns or not found.rows
     brief(value)
+
+
+# What a writer may do to those who look
+
+
+def peak_bytes(work: Callable[[], object]) -> int:
+    """Return how much memory the work needs at a time."""
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def _one(column: pa.Array) -> bytes:
+    return _stream([pa.record_batch({"a": column})])
+
+
+def lists_of(values: pa.Array, rows: int) -> pa.Array:
+    """Each row is a list of all the values."""
+    return pa.ListViewArray.from_arrays([0] * rows, [len(values)] * rows, values)
+
+
+@pytest.mark.parametrize(
+    ("column", "cell"),
+    [
+        (pa.ListArray.from_arrays(pa.array([0, 100_000_000], pa.int32()), pa.nulls(100_000_000)), "[null, null, "),
+        (lists_of(pa.array([1] * 10_000), 200), "[1, 1, 1, "),
+        (lists_of(lists_of(lists_of(pa.array([1] * 30), 30), 30), 200), "[[[1, 1, 1, "),
+        (pa.array([[("k", 1)] * 10_000], pa.map_(pa.string(), pa.int64())), '[["k", 1], ["k", 1], '),
+        (pa.DictionaryArray.from_arrays([0] * 200, pa.array(["x" * 100_000])), "xxx"),
+        (pa.array(["\u20ac" * 100_000]).cast(pa.large_string()), "\u20ac\u20ac"),
+    ],
+)
+def test_of_arrow_data_no_more_is_read_than_a_cell_shows(column: pa.Array, cell: str) -> None:
+    """100 million nulls take 300 bytes, and took 5 GB as Python's objects."""
+    value = _one(column)
+    table_of([record(value)])  # imports
+    assert peak_bytes(lambda: table_of([record(value)])) < 2_000_000
+    found = table_of([record(value)])
+    assert found.rows[0][1][0] is not None
+    assert found.rows[0][1][0].startswith(cell)
+    assert found.rows[0][1][0].endswith("…")
+    assert len(found.rows[0][1][0]) == 80
+
+
+def test_maps_structs_and_other_arrow_values_are_cells_as_before() -> None:
+    batch = pa.record_batch(
+        {
+            "map": pa.array([[("k", 1)]], pa.map_(pa.string(), pa.int64())),
+            "struct": pa.array([{"x": None, "y": [b"\x01"]}]),
+            "dictionary": pa.array(["a"]).dictionary_encode(),
+            "runs": pa.RunEndEncodedArray.from_arrays([1], ["r"]),
+            "none": pa.nulls(1),
+            "when": pa.array([1_000_000_000], pa.timestamp("ns")),
+        }
+    )
+    ((_, cells),) = table_of([record(_stream([batch]))]).rows
+    assert cells == ['[["k", 1]]', '{"x": null, "y": ["01"]}', "a", "r", "null", '"1970-01-01 00:00:01"']
+
+
+def test_of_arrow_data_with_very_many_columns_few_are_read() -> None:
+    value = _stream([pa.record_batch({f"c{number}": pa.nulls(200) for number in range(2_000)})])
+    found = table_of([record(value)] * 20)
+    assert (len(found.columns), len(found.rows)) == (MOST_COLUMNS, 500)
+    assert found.left_out == MOST_NAMES - MOST_COLUMNS
+    assert peak_bytes(lambda: table_of([record(value)] * 20)) < 20_000_000
+
+
+def test_deep_json_is_not_indented_beyond_what_is_shown() -> None:
+    """A record of 1 MB became 1 GB of spaces."""
+    value = b"[" + b",".join([b"[" * 900 + b"]" * 900] * 100) + b"]"
+    assert peak_bytes(lambda: shown(value)) < 20_000_000
+    found = shown(value)
+    assert (found.form, found.cut, len(found.text)) == ("json", True, 4_000)
+    assert found.text.startswith("[\n  [\n    [\n")
+
+
+def test_long_values_are_not_parsed() -> None:
+    value = b'{"a": [' + b",".join([b"[]"] * (LONGEST_PARSED // 3)) + b"]}"
+    assert len(value) > LONGEST_PARSED
+    assert not JsonPath.parse("$.a").matches(value)
+    assert shown(value).form == "text"
+    assert table_of([record(value)]).others == 1
+
+
+def test_json_that_is_too_deep_for_a_path_or_a_table_matches_nothing() -> None:
+    deep = b"[" * 100_000 + b"]" * 100_000
+    assert not JsonPath.parse("$.a").matches(deep)
+    assert table_of([record(deep)]).others == 1
+    for depth in range(900, 1_000, 7):  # some can be read, and not be written
+        table_of([record(b'{"a": ' + b"[" * depth + b"]" * depth + b"}")])
+
+
+def test_objects_with_very_many_fields_are_cut() -> None:
+    value = json.dumps({f"f{number}": number for number in range(50_000)}).encode()
+    found = table_of([record(value)] * 10)
+    assert (len(found.columns), found.left_out) == (MOST_COLUMNS, MOST_NAMES - MOST_COLUMNS)
+    assert found.rows[0][1][:2] == ["0", "1"]
+
+
+class Shelf:
+    """Stands in for a consumer: the records of one partition, a few at a time."""
+
+    def __init__(self, values: list[bytes]) -> None:
+        self.part = TopicPartition("orders", 0)
+        self.records = [Record("orders", 0, at, 1_000 + at, None, value, ()) for at, value in enumerate(values)]
+        self.at = self.polled = 0
+
+    def partitions_for(self, topic: str) -> list[TopicPartition]:
+        return [self.part]
+
+    def end_offsets(self, parts: object) -> dict[TopicPartition, int]:
+        return {self.part: len(self.records)}
+
+    def beginning_offsets(self, parts: object) -> dict[TopicPartition, int]:
+        return {self.part: 0}
+
+    def assign(self, parts: object) -> None: ...
+
+    def pause(self, part: object) -> None: ...
+
+    def seek(self, part: object, offset: int) -> None:
+        self.at = offset
+
+    def position(self, part: object) -> int:
+        return self.at
+
+    def poll(self, timeout: float) -> list[Record]:
+        found = self.records[self.at : self.at + 3]
+        self.at += len(found)
+        return found
+
+
+@pytest.mark.parametrize(
+    ("begin", "sizes", "limit", "offsets", "cut"),
+    [
+        ("newest", [1] * 10, 4, [9, 8, 7, 6], False),
+        ("oldest", [1] * 10, 4, [0, 1, 2, 3], False),
+        ("newest", [MOST_FOUND_BYTES // 3] * 10, 50, [9, 8, 7], True),
+        ("oldest", [MOST_FOUND_BYTES // 3] * 10, 50, [0, 1, 2], True),
+        ("newest", [1, 1, 2 * MOST_FOUND_BYTES], 50, [2], True),
+        ("oldest", [2 * MOST_FOUND_BYTES, 1], 1, [0], False),
+    ],
+)
+def test_the_records_of_a_search_have_a_bound_together(
+    begin: str, sizes: list[int], limit: int, offsets: list[int], cut: bool
+) -> None:
+    shelf = Shelf([bytes(size) for size in sizes])
+    found = search(cast(Any, shelf), "orders", Query(begin=begin, limit=limit))
+    assert [each.offset for each in found.records] == offsets
+    assert found.cut is cut

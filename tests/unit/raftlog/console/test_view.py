@@ -14,8 +14,10 @@ from raftlog.console.view import (
     AT_A_TIME,
     EVERY_S,
     MOST_ANSWERS,
+    MOST_FOUND,
     MOST_PLOTS,
     MOST_SEARCHES,
+    RECORDS,
     SELDOM_S,
     SHARE,
     TooManySearches,
@@ -348,3 +350,13 @@ def test_a_rebalance_decides_by_what_is_and_pages_share_what_was_two_seconds_ago
     assert made.mover() is made.mover()
     made.close()
     assert ages == [EVERY_S * 1000, None]
+
+
+def test_few_results_of_searches_are_kept(view: View) -> None:
+    """Each has megabytes, and a user may search for anything."""
+    view.ask("topics", lambda: True)
+    for number in range(3 * MOST_FOUND):
+        view.records(f"flights {number}", lambda: bytes(100))
+    kept = [name for name in view._slots if name.startswith(RECORDS)]
+    assert kept == [f"{RECORDS}flights {number}" for number in range(2 * MOST_FOUND, 3 * MOST_FOUND)]
+    assert "topics" in view._slots

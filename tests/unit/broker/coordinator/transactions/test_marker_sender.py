@@ -12,7 +12,17 @@ import pytest
 
 from broker.coordinator.shard import State
 from broker.coordinator.transactions.commands import MarkersWritten, PendingMarkers
-from broker.coordinator.transactions.marker_sender import Answer, LocalMarkers, MarkerDispatch, MarkerSender, Target
+from broker.coordinator.transactions.marker_sender import (
+    HOLDS_S,
+    MARKERS_OF_A_TARGET,
+    MAX_IN_BATCH,
+    MOST_TARGETS,
+    Answer,
+    LocalMarkers,
+    MarkerDispatch,
+    MarkerSender,
+    Target,
+)
 from raftlog.errors import CoordinatorNotAvailable, NotEnoughReplicas, NotLeader, RaftlogError
 from raftlog.format.control import Marker
 from tests.support import virtual_time
@@ -120,7 +130,9 @@ class Surroundings:
         MarkerDispatch(self.sender, lambda: self.coordinator).notify(pending)
 
 
-def pending(*targets: Target, producer_id: int = 5, epoch: int = 1, commit: bool = True) -> PendingMarkers:
+def pending(
+    *targets: Target, producer_id: int = 5, epoch: int = 1, commit: bool = True, user: str = ""
+) -> PendingMarkers:
     return PendingMarkers(
         transactional_id="x",
         sink_id="",
@@ -129,6 +141,7 @@ def pending(*targets: Target, producer_id: int = 5, epoch: int = 1, commit: bool
         commit=commit,
         partitions=frozenset(target for target in targets if not isinstance(target, str)),
         group_ids=frozenset(target for target in targets if isinstance(target, str)),
+        user=user,
     )
 
 
@@ -355,9 +368,9 @@ def test_a_control_batch_has_its_bound_and_a_partition_that_refuses_one_is_not_s
         for producer_id in range(2_500):
             around.send(pending(P0, producer_id=producer_id))
         await turns()
-        assert [len(markers) for _, markers, _ in around.local.calls] == [1_000]
+        assert [len(markers) for _, markers, _ in around.local.calls] == [250]
         await until(lambda: len(around.coordinator.told) == 2_500)
-        assert [len(markers) for _, markers, _ in around.local.calls] == [1_000, 1_000, 1_000, 500]
+        assert [len(markers) for _, markers, _ in around.local.calls] == [250] * 11
 
     scenario(story)
 
@@ -390,3 +403,73 @@ def test_what_stands_in_the_way_for_long_is_logged(
     assert lines_of(caplog, "broker.coordinator.transactions.marker_sender") == [
         "1 transactions cannot be ended on t-0 after 10 attempts: too few in sync"
     ]
+
+
+def test_a_user_has_so_many_targets_under_way_and_the_next_ones_follow_answers() -> None:
+    async def story(around: Surroundings) -> None:
+        many = [(TOPIC, number) for number in range(3 * MOST_TARGETS)]
+        around.leaders.update(dict.fromkeys(many, ME))
+        around.local.answers_at_once = False
+        around.send(pending(*many, user="alice"))
+        await turns(10)
+        assert len(around.local.calls) == MOST_TARGETS
+        around.send(pending(many[-1], producer_id=6, user="bob"))
+        await turns(10)
+        assert around.local.calls[-1][0] == many[-1], "another user does not wait for them"
+        assert len(around.local.calls) == MOST_TARGETS + 1
+        around.local.calls[3][2]([None])
+        around.local.calls[7][2]([None])
+        await turns(10)
+        assert len(around.local.calls) == MOST_TARGETS + 3
+        around.local.answers_at_once = True
+        for _, markers, answer in list(around.local.calls):
+            answer([None] * len(markers))
+        await turns(50)
+        assert len(around.coordinator.told) == 2
+        written = [(target, marker.producer_id) for target, markers, _ in around.local.calls for marker in markers]
+        assert sorted(written) == sorted([*((part, 5) for part in many), (many[-1], 6)]), "each once"
+
+    scenario(story)
+
+
+def test_targets_that_do_not_answer_keep_the_others_of_their_user_waiting_for_a_second() -> None:
+    """Markers of a partition may be committed only when more replicas are in sync."""
+
+    async def story(around: Surroundings) -> None:
+        many = [(TOPIC, number) for number in range(MOST_TARGETS + 5)]
+        around.leaders.update(dict.fromkeys(many, ME))
+        around.local.answers_at_once = False
+        around.send(pending(*many, user="alice"))
+        await asyncio.sleep(0.9 * HOLDS_S)
+        assert len(around.local.calls) == MOST_TARGETS
+        await asyncio.sleep(0.2 * HOLDS_S)
+        assert len(around.local.calls) == len(many)
+        for _, markers, answer in list(around.local.calls):
+            answer([None] * len(markers))
+        assert len(around.coordinator.told) == 1
+
+    scenario(story)
+
+
+def test_markers_of_many_transactions_come_to_a_partition_in_several_batches_and_count_for_more_targets() -> None:
+    """1000 of them in one batch took a leader, and each follower, 20 ms of their event loops."""
+
+    async def story(around: Surroundings) -> None:
+        many = [(TOPIC, number) for number in range(MOST_TARGETS)]
+        around.leaders.update(dict.fromkeys(many, ME))
+        around.local.answers_at_once = False
+        for producer_id in range(3 * MAX_IN_BATCH):
+            around.send(pending(*many, producer_id=producer_id, user="alice"))
+        await turns(100)
+        sizes = [len(markers) for _, markers, _ in around.local.calls]
+        assert set(sizes) == {MAX_IN_BATCH}
+        cost = 1 + MAX_IN_BATCH // MARKERS_OF_A_TARGET
+        assert MOST_TARGETS <= cost * len(sizes) < MOST_TARGETS + cost
+        around.local.answers_at_once = True
+        for _, markers, answer in list(around.local.calls):
+            answer([None] * len(markers))
+        await turns(2000)
+        assert len(around.coordinator.told) == 3 * MAX_IN_BATCH
+        assert sum(len(markers) for _, markers, _ in around.local.calls) == 3 * MAX_IN_BATCH * len(many), "each once"
+
+    scenario(story)

@@ -552,3 +552,67 @@ def test_a_sink_that_has_committed_nothing_goes_with_its_last_stage() -> None:
     driver.write_markers()
     driver.wait(2 * HOUR_MS)
     assert not driver.core.sinks
+
+
+def owed_by_hand(driver: TransactionDriver) -> dict[str, int]:
+    """What the transactions and stages of each user name, counted anew."""
+    counts: dict[str, int] = {}
+    for transaction in driver.core.transactions.values():
+        named = len(transaction.partitions) + len(transaction.group_ids)
+        counts[transaction.user] = counts.get(transaction.user, 0) + named
+    for sink in driver.core.sinks.values():
+        for stage in sink.stages.values():
+            counts[sink.user] = counts.get(sink.user, 0) + len(stage.partitions)
+    return {user: count for user, count in counts.items() if user and count}
+
+
+def test_what_is_named_counts_until_all_markers_are_written() -> None:
+    driver = TransactionDriver()
+    producer = driver.init("x", user="User:a")
+    driver.add(producer, 0, 1, groups=["g"])
+    stages = [driver.init_stage(1, 0, 1, 2, user="User:b") for _ in range(3)]
+    driver.add_to_stage(stages[0], 2, 3)
+    nobody = driver.init("y")
+    driver.add(nobody, 0)
+    assert driver.core.owed == owed_by_hand(driver) == {"User:a": 3, "User:b": 10}
+    driver.restart()
+    assert driver.core.owed == {"User:a": 3, "User:b": 10}, "the next coordinator counts the same"
+    driver.end(producer)
+    driver.commit(1, stages[0])
+    assert driver.core.owed == {"User:a": 3, "User:b": 10}, "their markers are still to be written"
+    driver.settle()
+    driver.write_markers()
+    driver.wait(driver.config.complete_after_ms)
+    assert driver.core.owed == owed_by_hand(driver) == {}
+
+
+def test_stages_count_for_their_sinks_user_whichever_record_comes_first() -> None:
+    """A compacted log has the sink's last record, which is behind those of its stages."""
+    driver = TransactionDriver()
+    driver.init_stage(1, 0, 1, user="User:b")
+    (head,) = [each for each in driver.log if TransactionRecordKey.FromString(each[0]).WhichOneof("kind") == "sink_id"]
+    driver.restart([each for each in driver.log if each != head] + [head])
+    assert driver.core.owed == owed_by_hand(driver) == {"User:b": 2}
+
+
+def test_a_user_that_names_too_much_is_refused_until_some_of_it_has_ended() -> None:
+    driver = TransactionDriver(most_owed=5)
+    producer = driver.init("x", user="User:a")
+    driver.add(producer, 0, 1)
+    stage = driver.init_stage(1, 0, 1, user="User:a")
+    driver.add(driver.init("y", user="User:b"), 0, 1, 2)
+    with pytest.raises(BrokerOverloaded, match="name 4 partitions and groups at this broker, and may name 5: 2 more"):
+        driver.add(producer, 2, groups=["g"])
+    with pytest.raises(BrokerOverloaded):
+        driver.init_stage(1, 0, 1, user="User:a")
+    with pytest.raises(BrokerOverloaded):
+        driver.add_to_stage(stage, 2, 3)
+    driver.add(producer, 0, 1, 2)  # one more
+    assert driver.core.owed["User:a"] == 5
+    driver.add(producer, 0, 1)  # nothing more
+    driver.add_to_stage(stage, 0)
+    driver.end(producer)
+    driver.settle()
+    driver.write_markers()
+    driver.wait(driver.config.complete_after_ms)
+    driver.init_stage(1, 0, 1, user="User:a")
