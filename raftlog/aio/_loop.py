@@ -23,13 +23,15 @@ E = TypeVar("E")
 class Client(Generic[E]):
     """A client of the event loop that runs when it is first used; its engine is made then."""
 
-    _made: E | None = None
+    _kept: E | None = None
+    _loop: asyncio.AbstractEventLoop | None = None
+    """The event loop of the engine; None before there is one."""
     _closed = False
     _addresses: list[str]
     _options: Any
 
     def __repr__(self) -> str:
-        state = "closed" if self._closed else "not used yet" if self._made is None else "open"
+        state = "closed" if self._closed else "not used yet" if self._kept is None else "open"
         return shown_as(f"aio.{type(self).__name__}", self._addresses, self._options, state)
 
     def _start(self) -> None:
@@ -40,17 +42,35 @@ class Client(Generic[E]):
         raise NotImplementedError
 
     @property
+    def _made(self) -> E | None:
+        """The engine, if there is one yet.
+
+        Raises:
+            ClosedError: another event loop runs than the engine's, whose connections no other loop can use.
+        """
+        if self._loop is not None and self._loop is not (asyncio._get_running_loop() or self._loop):
+            state = ", which has ended" if self._loop.is_closed() else ""
+            raise ClosedError(
+                f"this {type(self).__name__.lower()} belongs to the event loop in which it was first used{state}; make "
+                "and close one in each event loop, for example in each call of asyncio.run"
+            )
+        return self._kept
+
+    @property
     def _engine(self) -> E:
         """The engine.
 
         Raises:
-            ClosedError: the client was closed before it was used.
+            ClosedError: as `_made`; or the client was closed before it was used.
         """
-        if self._made is None:
+        made = self._made
+        if made is None:
             if self._closed:
                 raise ClosedError(f"the {type(self).__name__.lower()} is closed")
-            self._made = self._make(asyncio.get_running_loop())
-        return self._made
+            loop = asyncio.get_running_loop()
+            made = self._kept = self._make(loop)
+            self._loop = loop
+        return made
 
 
 class Turn:

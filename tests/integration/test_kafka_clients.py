@@ -562,6 +562,22 @@ def test_a_partition_that_is_named_twice_has_one_answer(cluster: Cluster, topic:
     assert second == 42, "the second partition must be refused with INVALID_REQUEST (42), as Kafka does"
 
 
+def test_a_topic_that_is_named_twice_is_not_created_and_the_others_are(cluster: Cluster, topic: str) -> None:
+    """librdkafka takes a second answer for a name for a broken response, and fails all topics of the request."""
+    admin = AdminClient({"bootstrap.servers": cluster.kafka_bootstrap, **QUIET})
+    twice, other = f"{topic}-twice", f"{topic}-other"
+    created = admin.create_topics([NewTopic(twice, 1, 1), NewTopic(other, 1, 1), NewTopic(twice, 2, 1)])
+    created[other].result(TIMEOUT_S)
+    with pytest.raises(KafkaException, match="is named twice") as refused:
+        created[twice].result(TIMEOUT_S)
+    assert refused.value.args[0].name() == "INVALID_REQUEST"
+    with raftlog.Admin(cluster.bootstrap) as ours:
+        heard_everywhere(cluster)
+        names = ours.list_topics()
+    assert other in names, "a topic that the request names once must be created"
+    assert twice not in names, "of two topics with one name neither may be created"
+
+
 def test_a_refused_batch_is_answered_and_the_others_go_on(cluster: Cluster, topic: str) -> None:
     builder = DefaultRecordBatchBuilder(2, 0, 1, 5, 0, 0, 1_000)  # of a transaction
     builder.append(0, 1, b"k", b"v", [])

@@ -171,6 +171,13 @@ def test_a_transactional_id_has_one_owner_whatever_it_speaks(cluster: Cluster, t
     assert read_by_librdkafka(cluster, topic) == [b"librdkafka", b"raftlog"]
 
 
+def until_aborted(admin: raftlog.Admin, transactional_id: str) -> None:
+    deadline_s = time.monotonic() + TIMEOUT_S
+    while admin.describe_transaction(transactional_id).state != "complete_abort":
+        assert time.monotonic() < deadline_s, "the coordinator must abort a transaction that was open for too long"
+        time.sleep(0.1)
+
+
 def test_a_transaction_that_timed_out_is_aborted_and_its_producer_goes_on(cluster: Cluster, topic: str) -> None:
     producer = transactional(cluster, f"id-{topic}", **{"transaction.timeout.ms": 1_500})
     producer.begin_transaction()
@@ -180,11 +187,7 @@ def test_a_transaction_that_timed_out_is_aborted_and_its_producer_goes_on(cluste
     producer.produce(topic, b"late", partition=0)
     producer.flush(TIMEOUT_S)
     with raftlog.Admin(cluster.bootstrap) as admin:
-        deadline_s = time.monotonic() + TIMEOUT_S
-        while time.monotonic() < deadline_s:
-            if admin.describe_transaction(f"id-{topic}").state == "complete_abort":
-                break
-            time.sleep(0.1)
+        until_aborted(admin, f"id-{topic}")
     with pytest.raises(KafkaException) as refused:
         producer.commit_transaction(TIMEOUT_S)
     assert refused.value.args[0].txn_requires_abort()
@@ -193,6 +196,28 @@ def test_a_transaction_that_timed_out_is_aborted_and_its_producer_goes_on(cluste
     producer.produce(topic, b"after", partition=0)
     producer.commit_transaction(TIMEOUT_S)
     assert read_by_librdkafka(cluster, topic) == [b"after", b"kept"]
+
+
+def test_a_batch_for_a_transaction_that_timed_out_ends_librdkafka_and_nothing_of_it_is_read(
+    cluster: Cluster, topic: str
+) -> None:
+    """As with Kafka's brokers: INVALID_PRODUCER_EPOCH is final to librdkafka if a partition answers it."""
+    producer = transactional(cluster, f"id-{topic}", **{"transaction.timeout.ms": 1_500})
+    producer.begin_transaction()
+    producer.produce(topic, b"late", partition=0)
+    producer.flush(TIMEOUT_S)
+    with raftlog.Admin(cluster.bootstrap) as admin:
+        until_aborted(admin, f"id-{topic}")
+    producer.produce(topic, b"later", partition=0)
+    producer.flush(TIMEOUT_S)
+    with pytest.raises(KafkaException) as refused:
+        producer.commit_transaction(TIMEOUT_S)
+    assert refused.value.args[0].fatal()
+    successor = transactional(cluster, f"id-{topic}")
+    successor.begin_transaction()
+    successor.produce(topic, b"after", partition=0)
+    successor.commit_transaction(TIMEOUT_S)
+    assert read_by_librdkafka(cluster, topic) == [b"after"]
 
 
 def test_aiokafka_commits_aborts_and_sends_offsets(cluster: Cluster, topic: str) -> None:
