@@ -29,7 +29,7 @@ class _Sender(aio.Producer):
     """The producer's methods, over the engine that a stage has borrowed; as `raftlog._staged_writer` has it."""
 
     def __init__(self, work: StageWork) -> None:
-        self._made = work.engine
+        self._kept = work.engine
         self._lock = work.engine.lock
         self._lean = work.engine.lean
         self._closed = False
