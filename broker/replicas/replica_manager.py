@@ -438,6 +438,7 @@ class ReplicaManager:
             lambda: self._active,
             lambda: self._full,
             self.lease.valid,
+            lambda: self._image,
             self.counters,
         )
         self._offline_replicas = OfflineReplicas(

@@ -948,6 +948,7 @@ async def test_one_partitions_error_ends_neither_housekeeping_nor_the_look_at_is
         monkeypatch.setattr(Partition, "wanted_isr", work)
         parts.registry.housekeep()
         parts.registry.check_isr()
+        await settle()
         assert kept == [0, 2, 0, 2]
 
 
