@@ -58,7 +58,13 @@ takes such a group over refuses its classic members for good."""
 SPREAD_LEADERS_LEVEL: Final = 9
 """Of metadata.version: the preferred leaders of a topic are spread over the brokers. Below, a new partition goes to the
 broker that leads fewest at that moment, so all go to one that has just come back."""
-SUPPORTED: Mapping[str, FeatureSupport] = {METADATA_VERSION: FeatureSupport(METADATA_VERSION, 1, SPREAD_LEADERS_LEVEL)}
+ALTER_PARTITIONS: Final = "a command with the ISR changes of many partitions"
+ALTER_PARTITIONS_LEVEL: Final = 10
+"""Of metadata.version: a leader proposes the ISR changes of many partitions in one command (`AlterPartitionsCommand`).
+Below, each change is a command of its own: an older controller stops at a kind of command that it does not know."""
+SUPPORTED: Mapping[str, FeatureSupport] = {
+    METADATA_VERSION: FeatureSupport(METADATA_VERSION, 1, ALTER_PARTITIONS_LEVEL)
+}
 """The levels that this version supports. Decisions must not depend on it: controllers may differ in version."""
 assert all(SUPPORTED[name].min_level <= level <= SUPPORTED[name].max_level for name, level in BASELINE.items())
 

@@ -37,8 +37,8 @@ from raftlog.errors import (
     to_wire,
 )
 from raftlog.v1.records_pb2 import ClientSession, CommandOutcome, MetadataCommand, MetadataSnapshot, StateDigestCommand
-from raftmeta.decide import CommandResult, decide, outcome_from_wire, outcome_to_wire
-from raftmeta.decide.outcome import MAX_ERROR_CHARACTERS
+from raftmeta.decide import MAX_ALTERATIONS_PER_COMMAND, CommandResult, decide, outcome_from_wire, outcome_to_wire
+from raftmeta.decide.outcome import MAX_ALTERATION_ERROR_CHARACTERS, MAX_ERROR_CHARACTERS
 from raftmeta.features import SUPPORTED, check_supported
 from raftmeta.image import FeatureSupport, MetadataImage
 from raftmeta.port import Change
@@ -52,8 +52,15 @@ SESSION_BYTES: Final = 512
 OUTCOME_BYTES: Final = 256
 ERROR_BYTES: Final = 2_048
 """What a session, a result without partitions, and an error count for."""
+ALTERATION_BYTES: Final = 32
+REFUSED_ALTERATION_BYTES: Final = 1_024
+"""What each outcome of AlterPartitions counts for in addition, granted or refused."""
 
 assert ERROR_BYTES >= 4 * MAX_ERROR_CHARACTERS, "a character has up to 4 bytes"
+assert REFUSED_ALTERATION_BYTES >= 4 * MAX_ALTERATION_ERROR_CHARACTERS, "a character has up to 4 bytes"
+assert (
+    MAX_OUTCOMES_PER_CLIENT * (OUTCOME_BYTES + MAX_ALTERATIONS_PER_COMMAND * REFUSED_ALTERATION_BYTES) < MAX_KEPT_BYTES
+), "the alterations of one client, all of them refused, have room"
 assert MAX_CLIENTS * (SESSION_BYTES + 2 * OUTCOME_BYTES) < MAX_KEPT_BYTES, "as many clients as allowed, with little out"
 assert MAX_OUTCOMES_PER_CLIENT * ERROR_BYTES < MAX_KEPT_BYTES // 10, "one client alone displaces no other"
 
@@ -216,9 +223,15 @@ class ClientSessions:
 def _cost(kept: _Kept) -> int:
     if isinstance(kept, CommandOutcome):
         return ERROR_BYTES
-    if not kept.partitions:
+    if not kept.partitions and not kept.alterations:
         return OUTCOME_BYTES
-    return OUTCOME_BYTES + sum(partition.ByteSize() for partition in kept.partitions)
+    refused = sum(each.HasField("error") for each in kept.alterations)
+    return (
+        OUTCOME_BYTES
+        + sum(partition.ByteSize() for partition in kept.partitions)
+        + refused * REFUSED_ALTERATION_BYTES
+        + (len(kept.alterations) - refused) * ALTERATION_BYTES
+    )
 
 
 def _wire(kept: _Kept) -> CommandOutcome:
@@ -456,6 +469,8 @@ class MetadataState:
 
 
 def _code_of(outcome: CommandResult | RaftlogError) -> bytes:
-    """Return what the digest covers of an entry without records: its error code, as messages differ by version."""
-    code = to_wire(outcome).code if isinstance(outcome, RaftlogError) else 0
-    return code.to_bytes(4, "big")
+    """Return what the digest covers of an entry without records: its error codes, as messages differ by version."""
+    if isinstance(outcome, RaftlogError):
+        return to_wire(outcome).code.to_bytes(4, "big")
+    codes = [0, *(each.error.code for each in outcome.alterations)]
+    return b"".join(code.to_bytes(4, "big") for code in codes)

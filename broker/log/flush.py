@@ -190,7 +190,8 @@ class Flushing:
         self._on_broken = on_broken
         self._requested_end = log.flushed_end_offset
         self._last_ms = clock.monotonic_ms()
-        self._refused = False
+        self.was_refused = False
+        """Whether a flush was refused and is due again."""
         self.closed = False
 
     @property
@@ -228,8 +229,8 @@ class Flushing:
         if self.closed or self._log.log_end_offset <= self._log.flushed_end_offset:
             return
         flush_ms = self._log.config.flush_ms
-        if (flush_ms is not None and self._waits_for_ms() >= flush_ms) or self._refused:
-            self._refused = False
+        if (flush_ms is not None and self._waits_for_ms() >= flush_ms) or self.was_refused:
+            self.was_refused = False
             self.request()
 
     def catch_up(self) -> None:
@@ -253,7 +254,7 @@ class Flushing:
             # Nothing was synced: the reason passes (no descriptors, no memory), or the directory is offline and the
             # partition is about to be closed.
             if not self.closed:
-                self._refused = True
+                self.was_refused = True
                 self._on_refused(error if isinstance(error, RaftlogError) else passing(error, "a flush"))
         else:
             self._on_broken(self._log, error)

@@ -45,11 +45,12 @@ class LogCuts:
     States: idle -> cutting (`run`) -> idle, or cutting the next.
 
     A caller that needs the log end to stay in place, such as a new leader, waits for `idle` first. Flushes need not
-    wait: the log separates them from truncations.
+    wait: the log separates them from truncations. `on_end` is called after each truncation, whatever came of it.
     """
 
-    def __init__(self, executor: Executor) -> None:
+    def __init__(self, executor: Executor, on_end: Callable[[], None]) -> None:
         self._executor = executor
+        self._on_end = on_end
         self._queue: deque[tuple[Cut, CutDone]] = deque()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -96,6 +97,7 @@ class LogCuts:
             self._begin()
         else:
             self._idle.set()
+        self._on_end()
         done(error)
 
 

@@ -82,6 +82,7 @@ class Host:
     on_isr_wish        a follower of this partition may join the ISR; called any number of times
     on_suspicion       a reader got an invalid batch of this log at this offset
     on_damaged         this log is damaged and has to be copied anew
+    on_chore           the partition has work for `housekeep`, until `needs_housekeeping` says otherwise
     on_term            the partition's term as leader begins or ends; called within that change
     traces             returns what makes a partition's spans, None where nothing is traced
     count_replicated   bytes received from a leader, bytes read for a follower; from any thread
@@ -97,6 +98,7 @@ class Host:
     on_suspicion: Callable[[PartitionLog, int], None]
     on_damaged: Callable[[PartitionLog, CorruptRecordError], None]
     replica_lag_time_max_ms: float = 10_000.0
+    on_chore: Callable[[Partition], None] = lambda partition: None
     on_term: Callable[[Partition], None] = lambda partition: None
     traces: Callable[[str, int], PartitionTraces | None] = lambda topic, partition: None
     count_replicated: Callable[[int, int], None] = lambda bytes_in, bytes_out: None
@@ -154,10 +156,10 @@ class Partition:
             host.group_commit,
             host.clock,
             on_durable=self._on_durable,
-            on_refused=self._acks.fail,
+            on_refused=self._flush_refused,
             on_broken=host.on_storage_error,
         )
-        self._cuts = LogCuts(host.disk)
+        self._cuts = LogCuts(host.disk, self._look_for_chores)
         self._throttled_replicas = ("", "")
         self.is_throttled = False
         """Whether `leader.replication.throttled.replicas` names this broker."""
@@ -168,6 +170,7 @@ class Partition:
         self.inflate_limits = InflateLimits(max_bytes=self.log.config.max_inflate_bytes)
         self._flushing.catch_up()
         self._on_durable()
+        self._look_for_chores()
 
     # Roles
 
@@ -410,6 +413,21 @@ class Partition:
     def flushes_by_time(self) -> bool:
         """Whether `flush.ms` is set, so that housekeeping has to run often."""
         return self._flushing.by_time
+
+    @property
+    def needs_housekeeping(self) -> bool:
+        """Whether `housekeep` has, or may come to have, something to do."""
+        return self._closed_by is None and (
+            self._flushing.by_time or self._flushing.was_refused or self.log.has_unfinished_cut
+        )
+
+    def _look_for_chores(self) -> None:
+        if self.needs_housekeeping:
+            self._host.on_chore(self)
+
+    def _flush_refused(self, error: RaftlogError) -> None:
+        self._look_for_chores()
+        self._acks.fail(error)
 
     def housekeep(self) -> None:
         """Do what is due by time: a flush, or the rest of a truncation that was interrupted."""

@@ -394,6 +394,7 @@ class ReplicaManager:
             on_isr_wish=self._on_isr_wish,
             on_suspicion=self._suspicions.suspect,
             on_damaged=self.on_damaged,
+            on_chore=self._on_chore,
             on_term=self._on_term,
             traces=lambda topic, partition: self.traces(topic, partition),
             count_replicated=lambda bytes_in, bytes_out: self.counters.replicated(bytes_in, bytes_out),
@@ -402,6 +403,8 @@ class ReplicaManager:
         self._offline_replicas: OfflineReplicas | None = None
         self._full_storage: FullStorage | None = None
         self._partitions: dict[PartitionKey, Partition] = {}
+        self._chores: dict[Partition, None] = {}
+        """The partitions that housekeeping has to look at: few or none of thousands."""
         self._failed: dict[PartitionKey, RaftlogError] = {}
         self._given_up: set[PartitionKey] = set()
         self._leaving: dict[PartitionKey, Leaving] = {}
@@ -438,6 +441,7 @@ class ReplicaManager:
             lambda: self._active,
             lambda: self._full,
             self.lease.valid,
+            lambda: self._image,
             self.counters,
         )
         self._offline_replicas = OfflineReplicas(
@@ -527,13 +531,20 @@ class ReplicaManager:
     # Housekeeping
 
     def housekeep(self) -> None:
-        for partition in self.partitions():
+        for partition in list(self._chores):
             try:
                 partition.housekeep()
             except Exception:  # a bug in one partition must not keep the others from their housekeeping
                 logger.exception("housekeeping of %s failed", partition.topic_partition)
+            if not partition.needs_housekeeping:
+                del self._chores[partition]
         if self._full_storage is not None:
             self._full_storage.look()
+
+    @property
+    def flushes_by_time(self) -> bool:
+        """Whether a partition has `flush.ms` set, so that housekeeping has to run often."""
+        return any(partition.flushes_by_time for partition in self._chores)
 
     @property
     def has_full_followers(self) -> bool:
@@ -897,6 +908,9 @@ class ReplicaManager:
     def _on_term(self, partition: Partition) -> None:
         for listener in self.on_term:
             listener(partition)
+
+    def _on_chore(self, partition: Partition) -> None:
+        self._chores[partition] = None
 
     def _on_isr_wish(self, partition: Partition) -> None:
         if self._isr_changes is not None:

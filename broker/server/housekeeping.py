@@ -63,8 +63,7 @@ async def housekeep(
     next_round_ms = now_ms + config.log_retention_check_interval_ms
     with contextlib.closing(scrub), contextlib.closing(cleaner):
         while True:
-            by_time = any(partition.flushes_by_time for partition in registry.partitions())
-            await asyncio.sleep(min(TICK_S if by_time else IDLE_TICK_S, isr_interval_ms / 1_000))
+            await asyncio.sleep(min(TICK_S if registry.flushes_by_time else IDLE_TICK_S, isr_interval_ms / 1_000))
             registry.housekeep()
             now_ms = clock.monotonic_ms()
             try:

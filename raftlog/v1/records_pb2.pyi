@@ -965,6 +965,7 @@ class MetadataCommand(_message.Message):
     ALTER_ACLS_FIELD_NUMBER: _builtins.int
     ALTER_QUOTAS_FIELD_NUMBER: _builtins.int
     ALTER_ROLES_FIELD_NUMBER: _builtins.int
+    ALTER_PARTITIONS_FIELD_NUMBER: _builtins.int
     CLIENT_ID_FIELD_NUMBER: _builtins.int
     SEQUENCE_FIELD_NUMBER: _builtins.int
     SETTLED_BELOW_FIELD_NUMBER: _builtins.int
@@ -1026,6 +1027,8 @@ class MetadataCommand(_message.Message):
     def alter_quotas(self) -> Global___AlterQuotasCommand: ...
     @_builtins.property
     def alter_roles(self) -> Global___AlterRolesCommand: ...
+    @_builtins.property
+    def alter_partitions(self) -> Global___AlterPartitionsCommand: ...
     def __init__(
         self,
         *,
@@ -1054,15 +1057,16 @@ class MetadataCommand(_message.Message):
         alter_acls: Global___AlterAclsCommand | None = ...,
         alter_quotas: Global___AlterQuotasCommand | None = ...,
         alter_roles: Global___AlterRolesCommand | None = ...,
+        alter_partitions: Global___AlterPartitionsCommand | None = ...,
         client_id: _builtins.bytes = ...,
         sequence: _builtins.int = ...,
         settled_below: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["allocate_producer_ids", b"allocate_producer_ids", "alter_acls", b"alter_acls", "alter_broker", b"alter_broker", "alter_configs", b"alter_configs", "alter_partition", b"alter_partition", "alter_quotas", b"alter_quotas", "alter_reassignments", b"alter_reassignments", "alter_roles", b"alter_roles", "alter_users", b"alter_users", "begin_shutdown", b"begin_shutdown", "claim_controller", b"claim_controller", "command", b"command", "create_partitions", b"create_partitions", "create_topic", b"create_topic", "delete_topic", b"delete_topic", "elect_leaders", b"elect_leaders", "fence_broker", b"fence_broker", "offline_replicas", b"offline_replicas", "register_broker", b"register_broker", "revoke_leaders", b"revoke_leaders", "state_digest", b"state_digest", "unfence_broker", b"unfence_broker", "unregister_broker", b"unregister_broker", "update_feature", b"update_feature"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["allocate_producer_ids", b"allocate_producer_ids", "alter_acls", b"alter_acls", "alter_broker", b"alter_broker", "alter_configs", b"alter_configs", "alter_partition", b"alter_partition", "alter_partitions", b"alter_partitions", "alter_quotas", b"alter_quotas", "alter_reassignments", b"alter_reassignments", "alter_roles", b"alter_roles", "alter_users", b"alter_users", "begin_shutdown", b"begin_shutdown", "claim_controller", b"claim_controller", "command", b"command", "create_partitions", b"create_partitions", "create_topic", b"create_topic", "delete_topic", b"delete_topic", "elect_leaders", b"elect_leaders", "fence_broker", b"fence_broker", "offline_replicas", b"offline_replicas", "register_broker", b"register_broker", "revoke_leaders", b"revoke_leaders", "state_digest", b"state_digest", "unfence_broker", b"unfence_broker", "unregister_broker", b"unregister_broker", "update_feature", b"update_feature"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocate_producer_ids", b"allocate_producer_ids", "alter_acls", b"alter_acls", "alter_broker", b"alter_broker", "alter_configs", b"alter_configs", "alter_partition", b"alter_partition", "alter_quotas", b"alter_quotas", "alter_reassignments", b"alter_reassignments", "alter_roles", b"alter_roles", "alter_users", b"alter_users", "begin_shutdown", b"begin_shutdown", "claim_controller", b"claim_controller", "client_id", b"client_id", "command", b"command", "controller_epoch", b"controller_epoch", "create_partitions", b"create_partitions", "create_topic", b"create_topic", "delete_topic", b"delete_topic", "elect_leaders", b"elect_leaders", "fence_broker", b"fence_broker", "offline_replicas", b"offline_replicas", "proposed_at_ms", b"proposed_at_ms", "register_broker", b"register_broker", "revoke_leaders", b"revoke_leaders", "sequence", b"sequence", "settled_below", b"settled_below", "state_digest", b"state_digest", "unfence_broker", b"unfence_broker", "unregister_broker", b"unregister_broker", "update_feature", b"update_feature"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocate_producer_ids", b"allocate_producer_ids", "alter_acls", b"alter_acls", "alter_broker", b"alter_broker", "alter_configs", b"alter_configs", "alter_partition", b"alter_partition", "alter_partitions", b"alter_partitions", "alter_quotas", b"alter_quotas", "alter_reassignments", b"alter_reassignments", "alter_roles", b"alter_roles", "alter_users", b"alter_users", "begin_shutdown", b"begin_shutdown", "claim_controller", b"claim_controller", "client_id", b"client_id", "command", b"command", "controller_epoch", b"controller_epoch", "create_partitions", b"create_partitions", "create_topic", b"create_topic", "delete_topic", b"delete_topic", "elect_leaders", b"elect_leaders", "fence_broker", b"fence_broker", "offline_replicas", b"offline_replicas", "proposed_at_ms", b"proposed_at_ms", "register_broker", b"register_broker", "revoke_leaders", b"revoke_leaders", "sequence", b"sequence", "settled_below", b"settled_below", "state_digest", b"state_digest", "unfence_broker", b"unfence_broker", "unregister_broker", b"unregister_broker", "update_feature", b"update_feature"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["claim_controller", "register_broker", "create_topic", "delete_topic", "create_partitions", "alter_configs", "fence_broker", "unfence_broker", "begin_shutdown", "unregister_broker", "revoke_leaders", "elect_leaders", "alter_partition", "alter_reassignments", "allocate_producer_ids", "update_feature", "state_digest", "offline_replicas", "alter_broker", "alter_users", "alter_acls", "alter_quotas", "alter_roles"]  # noqa: Y015
+    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["claim_controller", "register_broker", "create_topic", "delete_topic", "create_partitions", "alter_configs", "fence_broker", "unfence_broker", "begin_shutdown", "unregister_broker", "revoke_leaders", "elect_leaders", "alter_partition", "alter_reassignments", "allocate_producer_ids", "update_feature", "state_digest", "offline_replicas", "alter_broker", "alter_users", "alter_acls", "alter_quotas", "alter_roles", "alter_partitions"]  # noqa: Y015
     _WhichOneofArgType_command: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_command) -> _WhichOneofReturnType_command | None: ...
 
@@ -1081,6 +1085,7 @@ class CommandOutcome(_message.Message):
     FIRST_PRODUCER_ID_FIELD_NUMBER: _builtins.int
     PRODUCER_IDS_FIELD_NUMBER: _builtins.int
     PARTITIONS_FIELD_NUMBER: _builtins.int
+    ALTERATIONS_FIELD_NUMBER: _builtins.int
     offset: _builtins.int
     """metadata offset at which the command is in effect"""
     topic_id: _builtins.bytes
@@ -1092,6 +1097,10 @@ class CommandOutcome(_message.Message):
     def error(self) -> _common_pb2.Error: ...
     @_builtins.property
     def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___PartitionRecord]: ...
+    @_builtins.property
+    def alterations(self) -> _containers.RepeatedCompositeFieldContainer[Global___AlterationOutcome]:
+        """to AlterPartitionsCommand: one for each alteration, in the same order"""
+
     def __init__(
         self,
         *,
@@ -1102,14 +1111,41 @@ class CommandOutcome(_message.Message):
         first_producer_id: _builtins.int = ...,
         producer_ids: _builtins.int = ...,
         partitions: _abc.Iterable[Global___PartitionRecord] | None = ...,
+        alterations: _abc.Iterable[Global___AlterationOutcome] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_epoch", b"broker_epoch", "error", b"error", "first_producer_id", b"first_producer_id", "offset", b"offset", "partitions", b"partitions", "producer_ids", b"producer_ids", "topic_id", b"topic_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alterations", b"alterations", "broker_epoch", b"broker_epoch", "error", b"error", "first_producer_id", b"first_producer_id", "offset", b"offset", "partitions", b"partitions", "producer_ids", b"producer_ids", "topic_id", b"topic_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CommandOutcome: _TypeAlias = CommandOutcome  # noqa: Y015
+
+@_typing.final
+class AlterationOutcome(_message.Message):
+    """The outcome of one alteration. A refused one changed nothing, and does not affect the others."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ERROR_FIELD_NUMBER: _builtins.int
+    PARTITION_EPOCH_FIELD_NUMBER: _builtins.int
+    partition_epoch: _builtins.int
+    """the partition's after the command; -1: there is no such partition"""
+    @_builtins.property
+    def error(self) -> _common_pb2.Error: ...
+    def __init__(
+        self,
+        *,
+        error: _common_pb2.Error | None = ...,
+        partition_epoch: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "partition_epoch", b"partition_epoch"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AlterationOutcome: _TypeAlias = AlterationOutcome  # noqa: Y015
 
 @_typing.final
 class ClaimControllerCommand(_message.Message):
@@ -1491,6 +1527,70 @@ class AlterPartitionCommand(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AlterPartitionCommand: _TypeAlias = AlterPartitionCommand  # noqa: Y015
+
+@_typing.final
+class AlterPartitionsCommand(_message.Message):
+    """ISR changes of many partitions by the leader of all of them, each decided by itself (metadata.version 10)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BROKER_ID_FIELD_NUMBER: _builtins.int
+    BROKER_EPOCH_FIELD_NUMBER: _builtins.int
+    ALTERATIONS_FIELD_NUMBER: _builtins.int
+    broker_id: _builtins.int
+    """the leader"""
+    broker_epoch: _builtins.int
+    @_builtins.property
+    def alterations(self) -> _containers.RepeatedCompositeFieldContainer[Global___PartitionAlteration]: ...
+    def __init__(
+        self,
+        *,
+        broker_id: _builtins.int = ...,
+        broker_epoch: _builtins.int = ...,
+        alterations: _abc.Iterable[Global___PartitionAlteration] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alterations", b"alterations", "broker_epoch", b"broker_epoch", "broker_id", b"broker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AlterPartitionsCommand: _TypeAlias = AlterPartitionsCommand  # noqa: Y015
+
+@_typing.final
+class PartitionAlteration(_message.Message):
+    """As AlterPartitionCommand has it; a partition stands in a command once."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_ID_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    LEADER_EPOCH_FIELD_NUMBER: _builtins.int
+    PARTITION_EPOCH_FIELD_NUMBER: _builtins.int
+    NEW_ISR_FIELD_NUMBER: _builtins.int
+    topic_id: _builtins.bytes
+    partition: _builtins.int
+    leader_epoch: _builtins.int
+    partition_epoch: _builtins.int
+    """compare and set"""
+    @_builtins.property
+    def new_isr(self) -> _containers.RepeatedCompositeFieldContainer[Global___IsrMember]: ...
+    def __init__(
+        self,
+        *,
+        topic_id: _builtins.bytes = ...,
+        partition: _builtins.int = ...,
+        leader_epoch: _builtins.int = ...,
+        partition_epoch: _builtins.int = ...,
+        new_isr: _abc.Iterable[Global___IsrMember] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["leader_epoch", b"leader_epoch", "new_isr", b"new_isr", "partition", b"partition", "partition_epoch", b"partition_epoch", "topic_id", b"topic_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PartitionAlteration: _TypeAlias = PartitionAlteration  # noqa: Y015
 
 @_typing.final
 class IsrMember(_message.Message):

@@ -29,8 +29,10 @@ from raftmeta.decide.brokers import (
     update_feature,
 )
 from raftmeta.decide.leadership import (
+    MAX_ALTERATIONS_PER_COMMAND,
     MAX_PARTITIONS_PER_COMMAND,
     alter_partition,
+    alter_partitions,
     alter_reassignments,
     elect_leaders,
     offline_replicas,
@@ -52,6 +54,7 @@ from raftmeta.image import MetadataImage
 
 __all__ = [
     "FIRST_LEADER_EPOCH",
+    "MAX_ALTERATIONS_PER_COMMAND",
     "MAX_PARTITIONS_PER_COMMAND",
     "MAX_PARTITIONS_PER_TOPIC",
     "MAX_TOPIC_NAME_CHARACTERS",
@@ -91,6 +94,8 @@ def _decide(image: MetadataImage, command: MetadataCommand, offset: int) -> Acce
     match kind:
         case "alter_partition":
             return alter_partition(image, command.alter_partition, offset)
+        case "alter_partitions":
+            return alter_partitions(image, command.alter_partitions, offset)
         case "offline_replicas":
             return offline_replicas(image, command.offline_replicas, offset)
         case "elect_leaders":

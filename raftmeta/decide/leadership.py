@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Final, TypeAlias
 
 from raftlog.errors import (
     ElectionNotNeeded,
@@ -25,9 +26,9 @@ from raftlog.errors import (
     UnknownTopicOrPartition,
 )
 from raftlog.v1 import records_pb2
-from raftlog.v1.records_pb2 import MetadataRecord, PartitionRef
+from raftlog.v1.records_pb2 import AlterationOutcome, MetadataRecord, PartitionRef
 from raftmeta.decide.brokers import find_broker
-from raftmeta.decide.outcome import Accepted, CommandResult
+from raftmeta.decide.outcome import MAX_ALTERATION_ERROR_CHARACTERS, Accepted, CommandResult, bounded_error
 from raftmeta.decide.topics import check_takes_replicas, find_topic
 from raftmeta.elections import (
     SETTLE,
@@ -43,9 +44,14 @@ from raftmeta.elections import (
     with_replicas,
     without_marks,
 )
-from raftmeta.image import NO_LEADER, MetadataImage, PartitionImage, TopicImage, partition_record
+from raftmeta.features import ALTER_PARTITIONS, ALTER_PARTITIONS_LEVEL, check_metadata_version
+from raftmeta.image import NO_LEADER, BrokerImage, MetadataImage, PartitionImage, TopicImage, partition_record
 
 MAX_PARTITIONS_PER_COMMAND = 500
+MAX_ALTERATIONS_PER_COMMAND: Final = 100
+"""ISR changes in one command. Fewer than a command may name partitions: each refusal is kept with a text of its own."""
+Alteration: TypeAlias = records_pb2.AlterPartitionCommand | records_pb2.PartitionAlteration
+"""Both have the same fields, except for the leader's, which stand once in a command."""
 
 
 def find_partition(image: MetadataImage, topic_id: bytes, partition: int) -> tuple[TopicImage, PartitionImage]:
@@ -73,13 +79,69 @@ def alter_partition(image: MetadataImage, command: records_pb2.AlterPartitionCom
     Leader epoch and partition epoch are compared and set: a request based on older metadata is refused, and so is
     a member that was fenced or registered again after the leader learned its broker epoch (KIP-903).
     """
-    leader = find_broker(image, command.broker_id, command.broker_epoch)
+    leader = _find_leader(image, command.broker_id, command.broker_epoch)
+    topic, partition = find_partition(image, command.topic_id, command.partition)
+    altered = _altered(image, leader, topic, partition, command, offset)
+    record = partition_record(topic.topic_id, altered)
+    if altered is partition:
+        return (), CommandResult(image.offset, partitions=(record.partition,))
+    return (record,), CommandResult(offset, partitions=(record.partition,))
+
+
+def alter_partitions(image: MetadataImage, command: records_pb2.AlterPartitionsCommand, offset: int) -> Accepted:
+    """Give many partitions of one leader the ISRs that it asks for; each alteration is decided by itself.
+
+    A refused alteration has an outcome with its error, and the others take effect. Only what is wrong with the command
+    as a whole, or with its sender, refuses all of them.
+    """
+    check_metadata_version(image, ALTER_PARTITIONS_LEVEL, ALTER_PARTITIONS)
+    if len(command.alterations) > MAX_ALTERATIONS_PER_COMMAND:
+        raise InvalidRequestError(
+            f"{len(command.alterations)} alterations in one command, at most {MAX_ALTERATIONS_PER_COMMAND}"
+        )
+    leader = _find_leader(image, command.broker_id, command.broker_epoch)
+    records: list[MetadataRecord] = []
+    outcomes: list[AlterationOutcome] = []
+    decided: set[tuple[bytes, int]] = set()
+    for alteration in command.alterations:
+        partition: PartitionImage | None = None
+        try:
+            topic, partition = find_partition(image, alteration.topic_id, alteration.partition)
+            key = (topic.topic_id, partition.partition)
+            if key in decided:  # the image does not show yet what the first one changed
+                raise InvalidRequestError(f"{topic.name}-{partition.partition} is named twice in one command")
+            decided.add(key)
+            altered = _altered(image, leader, topic, partition, alteration, offset)
+        except RaftlogError as error:
+            epoch = -1 if partition is None else partition.partition_epoch
+            wire = bounded_error(error, MAX_ALTERATION_ERROR_CHARACTERS)
+            outcomes.append(AlterationOutcome(error=wire, partition_epoch=epoch))
+            continue
+        outcomes.append(AlterationOutcome(partition_epoch=altered.partition_epoch))
+        if altered is not partition:
+            records.append(partition_record(topic.topic_id, altered))
+    return tuple(records), CommandResult(offset if records else image.offset, alterations=tuple(outcomes))
+
+
+def _find_leader(image: MetadataImage, broker_id: int, broker_epoch: int) -> BrokerImage:
+    leader = find_broker(image, broker_id, broker_epoch)
     if leader.fenced:
         raise StaleBrokerEpoch(f"broker {leader.broker_id} is fenced and decides nothing; it has to be unfenced first")
-    topic, partition = find_partition(image, command.topic_id, command.partition)
-    _check_versions(topic, partition, command)
-    _check_members(image, topic, partition, command)
-    members = {member.broker_id for member in command.new_isr}
+    return leader
+
+
+def _altered(
+    image: MetadataImage,
+    leader: BrokerImage,
+    topic: TopicImage,
+    partition: PartitionImage,
+    alteration: Alteration,
+    offset: int,
+) -> PartitionImage:
+    """Return a partition with the ISR that `leader` asks for; the same object if it has it already."""
+    _check_versions(topic, partition, leader.broker_id, alteration)
+    _check_members(image, topic, partition, alteration)
+    members = {member.broker_id for member in alteration.new_isr}
     isr = tuple(replica for replica in partition.replicas if replica in members)
     if set(partition.isr) == members:
         isr = partition.isr
@@ -89,22 +151,18 @@ def alter_partition(image: MetadataImage, command: records_pb2.AlterPartitionCom
         eligible_leader_replicas=eligible_replicas(image, topic, partition, isr),
     )
     # A move may be complete now, or a leader that is shutting down have a successor.
-    altered = with_new_epochs(partition, settle(image, topic, altered, offset=offset))
-    record = partition_record(topic.topic_id, altered)
-    if altered is partition:
-        return (), CommandResult(image.offset, partitions=(record.partition,))
-    return (record,), CommandResult(offset, partitions=(record.partition,))
+    return with_new_epochs(partition, settle(image, topic, altered, offset=offset))
 
 
-def _check_versions(topic: TopicImage, partition: PartitionImage, command: records_pb2.AlterPartitionCommand) -> None:
+def _check_versions(topic: TopicImage, partition: PartitionImage, broker_id: int, command: Alteration) -> None:
     where = f"{topic.name}-{partition.partition}"
     if command.leader_epoch != partition.leader_epoch:
         raise FencedLeaderEpoch(
             f"{where} is in leader epoch {partition.leader_epoch}, with leader {partition.leader}, "
             f"not in {command.leader_epoch}; refresh metadata"
         )
-    if command.broker_id != partition.leader:
-        raise InvalidRequestError(f"{where} is led by {partition.leader}, broker {command.broker_id} cannot alter it")
+    if broker_id != partition.leader:
+        raise InvalidRequestError(f"{where} is led by {partition.leader}, broker {broker_id} cannot alter it")
     if command.partition_epoch != partition.partition_epoch:
         raise InvalidUpdateVersion(
             f"{where} is at partition epoch {partition.partition_epoch}, not {command.partition_epoch}; "
@@ -112,9 +170,7 @@ def _check_versions(topic: TopicImage, partition: PartitionImage, command: recor
         )
 
 
-def _check_members(
-    image: MetadataImage, topic: TopicImage, partition: PartitionImage, command: records_pb2.AlterPartitionCommand
-) -> None:
+def _check_members(image: MetadataImage, topic: TopicImage, partition: PartitionImage, command: Alteration) -> None:
     where = f"{topic.name}-{partition.partition}"
     members = [member.broker_id for member in command.new_isr]
     if len(set(members)) < len(members) or not set(members) <= set(partition.replicas):

@@ -7,11 +7,13 @@ from typing import Final
 
 from raftlog.errors import RaftlogError, from_wire, to_wire
 from raftlog.v1 import common_pb2
-from raftlog.v1.records_pb2 import CommandOutcome, MetadataRecord, PartitionRecord
+from raftlog.v1.common_pb2 import Error
+from raftlog.v1.records_pb2 import AlterationOutcome, CommandOutcome, MetadataRecord, PartitionRecord
 
 MAX_ERROR_CHARACTERS: Final = 500
 """Of an error's text that travels and rests; what it names may come from outside."""
-
+MAX_ALTERATION_ERROR_CHARACTERS: Final = 200
+"""The same for one of the many alterations in a command."""
 
 MAX_NAME_SHOWN: Final = 249
 """Characters of a name from outside that an error repeats: those of the longest topic name."""
@@ -28,7 +30,8 @@ class CommandResult:
 
     A command that had nothing to change (validate_only, a repeated registration) is in effect already.
     `producer_ids` is how many ids the proposer owns from `first_producer_id` on. `partitions` are those that the
-    command changed or, for AlterPartition, the one that it asked about; each as it is now.
+    command changed or, for AlterPartition, the one that it asked about; each as it is now. `alterations` are the
+    outcomes of the alterations of AlterPartitions, in the command's order.
     """
 
     offset: int
@@ -37,6 +40,7 @@ class CommandResult:
     first_producer_id: int = 0
     producer_ids: int = 0
     partitions: tuple[PartitionRecord, ...] = ()
+    alterations: tuple[AlterationOutcome, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +58,7 @@ Accepted = tuple[tuple[MetadataRecord, ...], CommandResult]
 def outcome_to_wire(outcome: CommandResult | RaftlogError) -> CommandOutcome:
     """Return the outcome as it travels and rests."""
     if isinstance(outcome, RaftlogError):
-        error = to_wire(outcome)
-        if len(error.message) > MAX_ERROR_CHARACTERS:
-            error.message = error.message[: MAX_ERROR_CHARACTERS - 1] + "…"
-        return CommandOutcome(error=error)
+        return CommandOutcome(error=bounded_error(outcome, MAX_ERROR_CHARACTERS))
     return CommandOutcome(
         offset=outcome.offset,
         topic_id=outcome.topic_id,
@@ -65,7 +66,16 @@ def outcome_to_wire(outcome: CommandResult | RaftlogError) -> CommandOutcome:
         first_producer_id=outcome.first_producer_id,
         producer_ids=outcome.producer_ids,
         partitions=outcome.partitions,
+        alterations=outcome.alterations,
     )
+
+
+def bounded_error(error: RaftlogError, max_characters: int) -> Error:
+    """Return an error as it travels and rests, with a text of at most so many characters."""
+    wire = to_wire(error)
+    if len(wire.message) > max_characters:
+        wire.message = wire.message[: max_characters - 1] + "…"
+    return wire
 
 
 def outcome_from_wire(wire: CommandOutcome) -> CommandResult | RaftlogError:
@@ -79,4 +89,5 @@ def outcome_from_wire(wire: CommandOutcome) -> CommandResult | RaftlogError:
         first_producer_id=wire.first_producer_id,
         producer_ids=wire.producer_ids,
         partitions=tuple(wire.partitions),
+        alterations=tuple(wire.alterations),
     )

@@ -46,7 +46,16 @@ from raftlog.v1.records_pb2 import ElectLeadersCommand, MetadataCommand, Metadat
 from raftmeta.decide import CommandResult
 from raftmeta.decide.outcome import shown
 from raftmeta.elections import leaves_it_to, unsettled
-from raftmeta.features import DRAIN_LEVEL, DRAINING, SUPPORTED, check_metadata_version, newest_levels, supports
+from raftmeta.features import (
+    ALTER_PARTITIONS,
+    ALTER_PARTITIONS_LEVEL,
+    DRAIN_LEVEL,
+    DRAINING,
+    SUPPORTED,
+    check_metadata_version,
+    newest_levels,
+    supports,
+)
 from raftmeta.image import MetadataImage
 from raftmeta.quorum import controller_plan as plan
 from raftmeta.quorum.config import MAX_COMMAND_BYTES, Clock, ControllerOptions
@@ -486,8 +495,13 @@ class ActiveController:
             raise NotController("this controller is not the active one")
         if self._pending >= MAX_PENDING:
             raise BrokerOverloaded(f"{MAX_PENDING} metadata commands wait to be committed; try again later")
-        if command.HasField("alter_broker"):  # a node that does not know the kind would stop when it is committed
-            check_metadata_version(self._state.image, DRAIN_LEVEL, DRAINING)
+        match command.WhichOneof("command"):  # a node that does not know the kind would stop when it is committed
+            case "alter_broker":
+                check_metadata_version(self._state.image, DRAIN_LEVEL, DRAINING)
+            case "alter_partitions":
+                check_metadata_version(self._state.image, ALTER_PARTITIONS_LEVEL, ALTER_PARTITIONS)
+            case _:
+                pass
         self._pending += 1
         try:
             return await self._proposals.commit(command)

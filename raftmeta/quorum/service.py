@@ -58,6 +58,7 @@ ALLOWED_KINDS: Final = frozenset(
         "alter_roles",
         "elect_leaders",
         "alter_partition",
+        "alter_partitions",
         "offline_replicas",
         "alter_reassignments",
         "allocate_producer_ids",
@@ -109,6 +110,8 @@ def claimed_node(command: MetadataCommand) -> int | None:
             return command.register_broker.broker_id
         case "alter_partition":
             return command.alter_partition.broker_id
+        case "alter_partitions":
+            return command.alter_partitions.broker_id
         case "offline_replicas":
             return command.offline_replicas.broker_id
         case "allocate_producer_ids":

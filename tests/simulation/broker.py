@@ -13,7 +13,8 @@ from raftlog.errors import RaftlogError
 from raftlog.v1 import records_pb2
 from raftlog.v1.records_pb2 import MetadataCommand
 from raftmeta.decide import CommandResult
-from raftmeta.image import MetadataImage, PartitionImage
+from raftmeta.features import ALTER_PARTITIONS_LEVEL, metadata_version
+from raftmeta.image import MetadataImage
 from raftmeta.quorum.sessions import BrokerLease
 from tests.simulation.controller import Heartbeat, HeartbeatAnswer
 from tests.simulation.network import Connection
@@ -36,6 +37,13 @@ MOST_BEHIND_S = 5.0
 PRODUCE_S = 0.05
 ALTER_SHARE = 0.04
 """How often a leader changes an ISR instead of acknowledging a record."""
+
+BATCH_SHARE = 0.5
+"""How often it changes the ISRs of all that it leads in one command."""
+LATE_SHARE = 0.2
+"""How many of those changes are of an earlier epoch."""
+DOUBLE_SHARE = 0.1
+"""How many of the partitions are in the command twice."""
 
 PartitionKey = tuple[bytes, int]
 
@@ -278,7 +286,10 @@ class SimBroker:
             return
         key, leader_epoch = self._random.choice(sorted(self.led().items()))
         if self._random.random() < ALTER_SHARE and key not in self._altering:
-            self._alter(key)
+            if metadata_version(self.image) >= ALTER_PARTITIONS_LEVEL and self._random.random() < BATCH_SHARE:
+                self._alter_many(sorted(self.led().keys() - self._altering))
+            else:
+                self._alter(key)
         else:
             self.process.after(self._random.choice((0.001, 0.02, 0.4)), self._acknowledge, key, leader_epoch)
 
@@ -288,16 +299,36 @@ class SimBroker:
             self.simulation.invariants.acknowledges(self, key, leader_epoch)
 
     def _alter(self, key: PartitionKey) -> None:
-        partition = self.image.partition(*key)
-        assert partition is not None
-        members = {self.broker_id, *(each for each in partition.replicas if self._random.random() < 0.7)}
-        command = MetadataCommand(alter_partition=self._alter_command(key, partition, members))
+        command = MetadataCommand(alter_partition=self._alter_command(key))
         self._altering.add(key)
         self._requester.propose(command, lambda _: self._altering.discard(key))
 
-    def _alter_command(
-        self, key: PartitionKey, partition: PartitionImage, members: set[int]
-    ) -> records_pb2.AlterPartitionCommand:
+    def _alter_many(self, keys: list[PartitionKey]) -> None:
+        """Change many ISRs in one command: some changes are of an earlier epoch, some partitions are named twice."""
+        command = records_pb2.AlterPartitionsCommand(broker_id=self.broker_id, broker_epoch=self.broker_epoch)
+        for key in (*keys, *(each for each in keys if self._random.random() < DOUBLE_SHARE)):
+            one = self._alter_command(key)
+            late = self._random.random() < LATE_SHARE
+            command.alterations.add(
+                topic_id=one.topic_id,
+                partition=one.partition,
+                leader_epoch=one.leader_epoch - (late and self._random.random() < 0.5),
+                partition_epoch=one.partition_epoch - late,
+                new_isr=one.new_isr,
+            )
+        self._altering.update(keys)
+
+        def done(answer: Committed) -> None:
+            self._altering.difference_update(keys)
+            if isinstance(answer.outcome, CommandResult):
+                self.simulation.invariants.batch_answered(command, answer.outcome)
+
+        self._requester.propose(MetadataCommand(alter_partitions=command), done)
+
+    def _alter_command(self, key: PartitionKey) -> records_pb2.AlterPartitionCommand:
+        partition = self.image.partition(*key)
+        assert partition is not None
+        members = {self.broker_id, *(each for each in partition.replicas if self._random.random() < 0.7)}
         return records_pb2.AlterPartitionCommand(
             broker_id=self.broker_id,
             broker_epoch=self.broker_epoch,

@@ -10,6 +10,7 @@ epochs and offsets only grow, on every process          image_moves
 a fenced broker has no lease                            applied (when the fencing is committed)
 two brokers never believe to lead the same partition    beliefs_changed
 no broker acknowledges after another was elected        acknowledges
+a batch of ISR changes decides each by itself           applied, batch_answered
 a drained broker is elected only if no other can be     applied; at the end it leads only such partitions
 """
 
@@ -20,7 +21,8 @@ from typing import TYPE_CHECKING
 
 from raftlog.errors import FencedController
 from raftlog.v1.raft_pb2 import VOTER
-from raftlog.v1.records_pb2 import MetadataCommand
+from raftlog.v1.records_pb2 import AlterPartitionsCommand, MetadataCommand
+from raftmeta.decide import CommandResult
 from raftmeta.image import NO_LEADER, MetadataImage, TopicImage
 from raftmeta.raft.ports import Applied
 from raftmeta.state import MetadataState
@@ -74,6 +76,7 @@ class Invariants:
             self.counts["entries"] += 1
             if changed:
                 self._check_epoch(index, term, command)
+                self._check_batch(index, command, state.image)
         elif known != entry:
             raise Violation(
                 f"{voter.host} applies entry {index} with term {term}, but it was committed with term "
@@ -99,6 +102,48 @@ class Invariants:
                 f"entry {index} of term {term} changed the state, though it was proposed in the controller "
                 f"epoch {epoch}"
             )
+
+    def _check_batch(self, index: int, command: bytes, image: MetadataImage) -> None:
+        """A batch of ISR changes has changed those partitions whose epochs it names, and no others."""
+        parsed = MetadataCommand.FromString(command)
+        if parsed.WhichOneof("command") != "alter_partitions" or index <= self._truth_index:
+            return
+        named = {
+            (each.topic_id, each.partition, each.leader_epoch, each.partition_epoch)
+            for each in parsed.alter_partitions.alterations
+        }
+        for topic_id, topic in image.topics.items():
+            for after in topic.partitions:
+                before = self.truth.partition(topic_id, after.partition)
+                if before is None or before == after:
+                    continue
+                self.counts["isr changes in batches"] += 1
+                if (topic_id, after.partition, before.leader_epoch, before.partition_epoch) not in named:
+                    raise Violation(f"entry {index} changes {topic.name}-{after.partition}, which it does not name")
+                if before.leader != parsed.alter_partitions.broker_id:
+                    raise Violation(f"entry {index} changes {topic.name}-{after.partition}, led by {before.leader}")
+
+    def batch_answered(self, command: AlterPartitionsCommand, outcome: CommandResult) -> None:
+        """A leader has heard what became of its ISR changes, each with an answer of its own."""
+        if len(outcome.alterations) != len(command.alterations):
+            raise Violation(f"{len(command.alterations)} ISR changes got {len(outcome.alterations)} answers")
+        granted: set[PartitionKey] = set()
+        codes = set()
+        for asked, answer in zip(command.alterations, outcome.alterations, strict=True):
+            codes.add(answer.error.code)
+            if answer.HasField("error"):
+                continue
+            key = (asked.topic_id, asked.partition)
+            name = f"{asked.topic_id.hex()}-{asked.partition}"
+            if key in granted:
+                raise Violation("two ISR changes of one partition were granted in one command")
+            granted.add(key)
+            if not asked.partition_epoch <= answer.partition_epoch <= asked.partition_epoch + 1:
+                raise Violation(f"{name}: asked at {asked.partition_epoch}, granted at {answer.partition_epoch}")
+            known = self.truth.partition(*key)
+            if known is not None and known.partition_epoch < answer.partition_epoch:
+                raise Violation(f"{name} was granted at {answer.partition_epoch}, and is at {known.partition_epoch}")
+        self.counts["batches of mixed outcomes"] += len(codes) > 1
 
     def _check_state(self, voter: Voter, index: int, state: MetadataState) -> None:
         digest = state.capture().digest

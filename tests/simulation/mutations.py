@@ -182,6 +182,10 @@ MUTATIONS: dict[str, Mutation] = {
             ),
         ),
     ),
+    "a partition twice in a batch": Mutation(
+        "two changes of an ISR that were made for the same partition epoch are granted in one command",
+        (_in("decide:alter_partitions", "if key in decided:", "if False:"),),
+    ),
     "deduplication off": Mutation(
         "a command that a client sends again is applied a second time",
         (_in("state:MetadataState.apply", "known = self._sessions.answered(index, parsed)", "known = None"),),

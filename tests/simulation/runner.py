@@ -57,6 +57,8 @@ KINDS: dict[str, Kind] = {
             "revocations",
             "snapshots restored",
             "brokers drained, cordoned, and back",
+            "isr changes in batches",
+            "batches of mixed outcomes",
         ),
     ),
     "brokers": Kind(
@@ -64,7 +66,16 @@ KINDS: dict[str, Kind] = {
         10.0,
         (1, 3),
         0.4,
-        ("acks=all", "acks=1", "batches served", "elections", "isr shrinks", "isr grows", "truncations"),
+        (
+            "acks=all",
+            "acks=1",
+            "batches served",
+            "elections",
+            "isr shrinks",
+            "isr grows",
+            "isr changes in batches",
+            "truncations",
+        ),
     ),
     "groups": Kind(
         GroupSimulation,

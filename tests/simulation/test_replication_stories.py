@@ -12,15 +12,17 @@ import pytest
 
 from raftlog.errors import OffsetOutOfRange
 from raftlog.v1.records_pb2 import (
+    AlterReassignmentsCommand,
     CreateTopicCommand,
     DeleteTopicCommand,
     ElectLeadersCommand,
     MetadataCommand,
     PartitionRef,
 )
-from tests.simulation.dataplane.messages import Failed, Fetched
+from tests.simulation.dataplane.messages import Failed, Fetched, PartitionKey
 from tests.simulation.dataplane.scenario import CONTROLLER, FRAMES, IMAGE, OUTCOME, PROPOSAL, REQUESTS, DataStory
 from tests.simulation.parts import Parts
+from tests.simulation.voter import Propose
 
 
 @pytest.fixture
@@ -519,6 +521,48 @@ def test_a_late_change_of_the_isr_is_refused(parts: Parts) -> None:
             deliver()
         story.run(0.3)
         story.hold_no_more()
+        story.all_equal()
+
+
+def test_a_refused_change_of_an_isr_spoils_no_other_in_its_batch(parts: Parts) -> None:
+    """One of the partitions has changed meanwhile: its change is refused, and the others are granted."""
+    with DataStory(parts) as story:
+        keys = [key for key in (story.topic() for _ in range(9)) if story.partition(key).leader == 2]
+        assert len(keys) >= 3
+        story.cut_off(4)
+        for key in keys:
+            story.in_sync(key, 2, 3)
+            story.produce(key)
+        late = story.hold(PROPOSAL, source=2, target=CONTROLLER)
+        story.heal()
+
+        def batches() -> list[list[PartitionKey]]:
+            asked = [
+                payload.command for _, source, _, payload in story.seen if source == 2 and type(payload) is Propose
+            ]
+            return [
+                [(each.topic_id, each.partition) for each in command.alter_partitions.alterations]
+                for command in asked
+                if command.HasField("alter_partitions")
+            ]
+
+        story.until(lambda: len(batches()) > 0, "the leader has asked for broker 4 in one of them")
+        before = len(batches())
+        story.run(0.2)
+        for deliver in late.kept:
+            deliver()
+        story.until(lambda: len(batches()) > before and len(batches()[-1]) > 1, "and then for the others together")
+        changed, *others = batches()[-1]
+        name = story.simulation.invariants.truth.topics[changed[0]].name
+        move = AlterReassignmentsCommand(topic=name, partition=0, replicas=[3, 2, 4])
+        story.simulation.propose(MetadataCommand(alter_reassignments=move))
+        story.until(lambda: story.partition(changed).replicas == (3, 2, 4), "the partition has changed")
+        assert all(4 not in story.partition(key).isr for key in (changed, *others))
+        for deliver in late.kept:
+            deliver()
+        story.hold_no_more()
+        for key in others:
+            story.in_sync(key, 2, 3, 4)
         story.all_equal()
 
 

@@ -179,6 +179,28 @@ def alter_partition(
     )
 
 
+def alter_partitions(image: MetadataImage, *wanted: MetadataCommand, broker_id: int = 1) -> MetadataCommand:
+    """Ask for the ISRs of several `alter_partition` in one command of `broker_id`."""
+    asked = [each.alter_partition for each in wanted]
+    return MetadataCommand(
+        controller_epoch=image.controller_epoch,
+        alter_partitions=records_pb2.AlterPartitionsCommand(
+            broker_id=broker_id,
+            broker_epoch=broker_epoch(image, broker_id),
+            alterations=[
+                records_pb2.PartitionAlteration(
+                    topic_id=each.topic_id,
+                    partition=each.partition,
+                    leader_epoch=each.leader_epoch,
+                    partition_epoch=each.partition_epoch,
+                    new_isr=each.new_isr,
+                )
+                for each in asked
+            ],
+        ),
+    )
+
+
 def offline_replicas(
     image: MetadataImage, broker_id: int, partitions: Sequence[PartitionRef] | None = None
 ) -> MetadataCommand:

@@ -125,7 +125,10 @@ class IdempotentProducer(Client):
         queue.next_sequence += records
         queue.in_flight.append(batch)
         self.simulation.counts["idempotent batches"] += 1
-        self._ask(queue, batch)
+        if all(each.tried for each in queue.in_flight[:-1]):
+            self._ask(queue, batch)
+        else:  # there was no leader for the one before, which goes first
+            self._again_later(queue)
         return True
 
     def _leader(self, key: PartitionKey) -> PartitionImage | None:

@@ -228,6 +228,15 @@ BROKER_MUTATIONS: dict[str, Mutation] = {
         ),
         story="test_a_late_change_of_the_isr_is_refused",
     ),
+    "one refusal for a whole batch": _bug(
+        "a refused change of an ISR has all changes refused that travel with it",
+        Rewrite(
+            "raftmeta.decide:alter_partitions",
+            "        except RaftlogError as error:\n",
+            "        except RaftlogError as error:\n            raise\n",
+        ),
+        story="test_a_refused_change_of_an_isr_spoils_no_other_in_its_batch",
+    ),
     "unclean stop forgotten": _bug(
         "a broker that may have lost records in an unclean stop stays in sync (Fluss #662, KAFKA-15586)",
         Rewrite("raftmeta.decide.brokers:_may_lack", "return False, tuple(sorted(lacking))", "return False, ()"),

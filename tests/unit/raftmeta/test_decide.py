@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -30,9 +31,11 @@ from raftlog.errors import (
     UnknownTopicId,
     UnknownTopicOrPartition,
     UnsupportedVersion,
+    from_wire,
 )
 from raftlog.v1.records_pb2 import (
     AlterPartitionCommand,
+    AlterPartitionsCommand,
     ConfigResource,
     ElectLeadersCommand,
     FeatureRecord,
@@ -41,7 +44,7 @@ from raftlog.v1.records_pb2 import (
 from raftmeta.decide import CommandResult, brokers, decide
 from raftmeta.decide.brokers import MAX_UNSYNCED_TOPICS
 from raftmeta.elections import not_preferred
-from raftmeta.features import METADATA_VERSION, SUPPORTED
+from raftmeta.features import ALTER_PARTITIONS_LEVEL, METADATA_VERSION, SUPPORTED
 from raftmeta.image import NO_LEADER, MetadataImage, PartitionImage, ResourceKey
 from raftmeta.quorum.controller_plan import Unsettled, imbalanced
 from raftmeta.replay import image_from_records, replay_all
@@ -51,6 +54,7 @@ from tests.support.metadata import (
     alter,
     alter_broker,
     alter_partition,
+    alter_partitions,
     begin_shutdown,
     broker_epoch,
     claim,
@@ -683,6 +687,115 @@ def test_a_fenced_leader_alters_nothing() -> None:
     """Its lease is over, and the partition is about to be settled."""
     image, _ = accept(THREE, fence(1, broker_epoch(THREE, 1)))
     assert isinstance(refusal(image, alter_partition(image, [1])), StaleBrokerEpoch)
+
+
+MANY = replace(
+    cluster(4, create_topic("a", 1, 4, 3), create_topic("b", 2, 1, 3)),
+    features={METADATA_VERSION: ALTER_PARTITIONS_LEVEL},
+)
+"""Topic a has leaders 1 to 4 in turn. At a level at which changes travel in batches."""
+
+
+def led_by(broker_id: int, image: MetadataImage = MANY) -> list[tuple[int, int]]:
+    """Return (number of the topic id, partition) of what a broker leads."""
+    return [
+        (number, each.partition)
+        for number in (1, 2)
+        for each in image.topics[uuid_of(number)].partitions
+        if each.leader == broker_id
+    ]
+
+
+def all_of(broker_id: int, image: MetadataImage = MANY) -> MetadataCommand:
+    """Have every partition of a leader shrink to it and one other replica."""
+    wanted = []
+    for number, partition in led_by(broker_id, image):
+        other = next(each for each in partition_of(image, number, partition).replicas if each != broker_id)
+        wanted.append(alter_partition(image, [broker_id, other], number, partition))
+    return alter_partitions(image, *wanted, broker_id=broker_id)
+
+
+def test_the_leader_changes_many_isrs_at_once() -> None:
+    """KIP-497: AlterPartition has many partitions."""
+    (leader,) = {each for each in range(1, 5) if len(led_by(each)) == 2}
+    image, result = accept(MANY, all_of(leader))
+    for number, partition in led_by(leader):
+        assert len(partition_of(image, number, partition).isr) == 2
+        assert partition_of(image, number, partition).partition_epoch == 1
+    assert [(each.HasField("error"), each.partition_epoch) for each in result.alterations] == [(False, 1)] * 2
+    assert (result.offset, result.partitions) == (image.offset, ())
+
+
+def test_a_refused_alteration_spoils_no_other() -> None:
+    (leader,) = {each for each in range(1, 5) if len(led_by(each)) == 2}
+    (first, second), theirs = led_by(leader), led_by(leader % 4 + 1)[0]
+    command = all_of(leader)
+    asked = command.alter_partitions.alterations
+    stale = asked.add()
+    stale.CopyFrom(asked[1])
+    asked[1].partition_epoch = 5
+    asked.add(topic_id=uuid_of(9))
+    asked.add(topic_id=uuid_of(1), partition=99)
+    foreign = asked.add(topic_id=uuid_of(theirs[0]), partition=theirs[1], new_isr=asked[0].new_isr)
+    foreign.leader_epoch = partition_of(MANY, *theirs).leader_epoch
+    image, result = accept(MANY, command)
+    assert [type(from_wire(each.error)) if each.HasField("error") else None for each in result.alterations] == [
+        None,
+        InvalidUpdateVersion,
+        InvalidRequestError,
+        UnknownTopicId,
+        UnknownTopicOrPartition,
+        InvalidRequestError,
+    ]
+    assert [each.partition_epoch for each in result.alterations] == [1, 0, 0, -1, -1, 0]
+    assert "named twice" in result.alterations[2].error.message
+    assert "cannot alter it" in result.alterations[5].error.message
+    assert len(partition_of(image, *first).isr) == 2
+    assert partition_of(image, *second) == partition_of(MANY, *second)
+    assert partition_of(image, *theirs) == partition_of(MANY, *theirs)
+
+
+def test_a_partition_that_is_named_twice_changes_once() -> None:
+    """The second one was made for the partition as it was before, like the first."""
+    key = led_by(1)[0]
+    wanted = alter_partition(MANY, [1, partition_of(MANY, *key).replicas[1]], *key)
+    image, result = accept(MANY, alter_partitions(MANY, wanted, wanted))
+    assert partition_of(image, *key).partition_epoch == 1
+    assert [each.error.code for each in result.alterations] == [0, InvalidRequestError.code]
+
+
+def test_alterations_that_change_nothing_write_nothing() -> None:
+    key = led_by(1)[0]
+    same = alter_partition(MANY, sorted(partition_of(MANY, *key).isr), *key)
+    image, result = accept(MANY, alter_partitions(MANY, same))
+    assert image is MANY
+    assert (result.offset, result.alterations[0].HasField("error")) == (MANY.offset, False)
+    late = alter_partition(MANY, [1], *key)
+    late.alter_partition.leader_epoch = 5
+    assert decide(MANY, alter_partitions(MANY, late)).records == ()
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        (lambda command: setattr(command, "broker_epoch", 1), StaleBrokerEpoch),
+        (lambda command: setattr(command, "broker_id", 9), BrokerIdNotRegistered),
+        (lambda command: command.alterations.extend([command.alterations[0]] * 100), InvalidRequestError),
+    ],
+)
+def test_a_batch_of_a_stranger_or_without_measure_is_refused_as_a_whole(
+    change: Callable[[AlterPartitionsCommand], object], error: type[RaftlogError]
+) -> None:
+    command = all_of(1)
+    change(command.alter_partitions)
+    assert type(refusal(MANY, command)) is error
+
+
+def test_a_batch_of_a_fenced_leader_or_below_its_level_is_refused() -> None:
+    image, _ = accept(MANY, fence(1, broker_epoch(MANY, 1)))
+    assert isinstance(refusal(image, all_of(1)), StaleBrokerEpoch)
+    older = replace(MANY, features={METADATA_VERSION: ALTER_PARTITIONS_LEVEL - 1})
+    assert isinstance(refusal(older, all_of(1)), UnsupportedVersion)
 
 
 def without_3() -> MetadataImage:

@@ -2,22 +2,72 @@
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from raftlog._core.security.acls import check_acl, check_permission, check_principal, check_role_name
-from raftlog.errors import RaftlogError
+from raftlog.errors import RaftlogError, StaleBrokerEpoch
 from raftlog.v1.records_pb2 import ConfigResource, ElectLeadersCommand, PartitionRecord, PartitionRef
-from raftmeta.decide import decide
+from raftmeta.decide import CommandResult, decide
 from raftmeta.decide.security import check_credential
 from raftmeta.elections import settle, still_holds, unsettled
-from raftmeta.features import ROLES_LEVEL, SECURITY_LEVEL, metadata_version
+from raftmeta.features import (
+    ALTER_PARTITIONS_LEVEL,
+    METADATA_VERSION,
+    ROLES_LEVEL,
+    SECURITY_LEVEL,
+    metadata_version,
+)
 from raftmeta.image import NO_LEADER, BrokerLoad, MetadataImage, PartitionImage, TopicImage, metric_name
 from raftmeta.replay import image_from_records
-from tests.support.metadata import accept, elect, settled
+from tests.support.metadata import accept, alter_partition, alter_partitions, elect, settled, uuid_of
 from tests.support.metadata_histories import Event, Step, disk_lives, flagged_lives, live, lives, security_lives
 
 Life = list[tuple[Step, int, int]]
+
+
+@given(lives, st.lists(st.tuples(st.integers(0, 5), st.integers(-1, 1), st.integers(-1, 1)), min_size=1))
+def test_a_batch_of_alterations_decides_each_as_a_command_of_its_own(
+    life: Life, wishes: list[tuple[int, int, int]]
+) -> None:
+    """`wishes`: which replicas are to be in sync, and how far the epochs are off, for one partition after the other."""
+    for event in live(life):
+        image = replace(event.after, features={METADATA_VERSION: ALTER_PARTITIONS_LEVEL})
+        keys = [(number, each.partition) for number in (1, 2) for each in _partitions_of(image, number)]
+        singles = []
+        for (number, partition), (members, leader_off, partition_off) in zip(keys, itertools.cycle(wishes)):
+            known = image.topics[uuid_of(number)].partitions[partition]
+            isr = [known.leader, *(each for each in known.replicas[:members] if each != known.leader)]
+            single = alter_partition(image, isr, number, partition)
+            single.alter_partition.leader_epoch += max(0, leader_off)
+            single.alter_partition.partition_epoch += max(0, partition_off)
+            singles.append(single)
+        for broker_id in image.brokers:
+            for single in singles:
+                single.alter_partition.broker_id = broker_id
+                single.alter_partition.broker_epoch = image.brokers[broker_id].broker_epoch
+            alone = [decide(image, single, event.offset + 1) for single in singles]
+            batch = alter_partitions(image, *singles, broker_id=broker_id)
+            together = decide(image, batch, event.offset + 1)
+            assert together.records == tuple(record for each in alone for record in each.records)
+            if image.brokers[broker_id].fenced:
+                assert isinstance(together.outcome, StaleBrokerEpoch)
+                continue
+            assert isinstance(together.outcome, CommandResult)
+            for outcome, single_decision in zip(together.outcome.alterations, alone, strict=True):
+                if isinstance(single_decision.outcome, RaftlogError):
+                    assert outcome.error.code == single_decision.outcome.code
+                else:
+                    assert not outcome.HasField("error")
+                    assert outcome.partition_epoch == single_decision.outcome.partitions[0].partition_epoch
+
+
+def _partitions_of(image: MetadataImage, number: int) -> tuple[PartitionImage, ...]:
+    topic = image.topics.get(uuid_of(number))
+    return () if topic is None else topic.partitions
 
 
 @given(st.one_of(lives, disk_lives, security_lives))

@@ -14,21 +14,36 @@ from raftlog.errors import (
     TopicAlreadyExists,
     UnsupportedVersion,
 )
+from raftlog.v1.common_pb2 import INVALID_UPDATE_VERSION, Error
 from raftlog.v1.records_pb2 import (
+    AlterationOutcome,
+    AlterPartitionsCommand,
     ClientSession,
     DeleteTopicCommand,
+    IsrMember,
     MetadataCommand,
     MetadataRecord,
     MetadataSnapshot,
+    PartitionAlteration,
     StateDigestCommand,
 )
 from raftmeta.decide import CommandResult, decide, outcome_from_wire, outcome_to_wire
-from raftmeta.decide.outcome import MAX_ERROR_CHARACTERS
+from raftmeta.decide.outcome import MAX_ALTERATION_ERROR_CHARACTERS, MAX_ERROR_CHARACTERS
+from raftmeta.features import ALTER_PARTITIONS_LEVEL, METADATA_VERSION
 from raftmeta.image import MetadataImage
 from raftmeta.port import Change
 from raftmeta.quorum.image_feed import ChangeHistory
 from raftmeta.replay import image_from_records, replay, replay_all
-from raftmeta.state import ERROR_BYTES, OUTCOME_BYTES, SESSION_BYTES, Applied, ClientSessions, MetadataState
+from raftmeta.state import (
+    ALTERATION_BYTES,
+    ERROR_BYTES,
+    OUTCOME_BYTES,
+    REFUSED_ALTERATION_BYTES,
+    SESSION_BYTES,
+    Applied,
+    ClientSessions,
+    MetadataState,
+)
 from tests.support.fresh import examples
 from tests.support.metadata import alter, claim, create_topic, image_after, register, unfence, update_feature, uuid_of
 from tests.support.metadata_histories import Step, live, lives, security_lives
@@ -55,8 +70,12 @@ def asked(command: MetadataCommand, sequence: int, settled_below: int = 0) -> Me
 
 
 def restored(state: MetadataState) -> MetadataState:
+    return restored_at(state, 1)
+
+
+def restored_at(state: MetadataState, term: int) -> MetadataState:
     copy = MetadataState()
-    copy.restore(state.encode(state.capture()), state.last_applied, 1)
+    copy.restore(state.encode(state.capture()), state.last_applied, term)
     return copy
 
 
@@ -191,11 +210,81 @@ def test_one_client_alone_stays_within_the_bytes() -> None:
         CommandResult(7, topic_id=uuid_of(1), broker_epoch=3, first_producer_id=1000, producer_ids=1000),
         CommandResult(0),
         TopicAlreadyExists("there"),
+        CommandResult(
+            7,
+            alterations=(
+                AlterationOutcome(partition_epoch=4),
+                AlterationOutcome(error=Error(code=INVALID_UPDATE_VERSION, message="newer"), partition_epoch=-1),
+            ),
+        ),
     ],
 )
 def test_outcomes_travel(outcome: CommandResult | RaftlogError) -> None:
     back = outcome_from_wire(outcome_to_wire(outcome))
     assert (type(back), str(back)) == (type(outcome), str(outcome))
+
+
+def batch_answer(refused: int, granted: int, words: str = "no") -> CommandResult:
+    """Return the answer to a batch of ISR changes."""
+    error = Error(code=INVALID_UPDATE_VERSION, message=words)
+    outcomes = [AlterationOutcome(error=error)] * refused + [AlterationOutcome(partition_epoch=5)] * granted
+    return CommandResult(1, alterations=tuple(outcomes))
+
+
+def test_the_answers_to_a_batch_count_alike_however_they_are_worded() -> None:
+    kept = []
+    for words in ("no", "é" * MAX_ALTERATION_ERROR_CHARACTERS):
+        sessions = ClientSessions()
+        command = MetadataCommand(client_id=uuid_of(1), sequence=1)
+        sessions.answer(1, command, batch_answer(3, 2, words))
+        kept.append(sessions.kept_bytes)
+        copy = ClientSessions()
+        copy.restore(sessions.capture().to_wire())
+        assert copy.kept_bytes == sessions.kept_bytes
+        assert sum(wire.ByteSize() for wire in sessions.capture().to_wire()) <= sessions.kept_bytes
+        assert sessions.answered(2, command) == batch_answer(3, 2, words)
+    assert kept == [SESSION_BYTES + OUTCOME_BYTES + 3 * REFUSED_ALTERATION_BYTES + 2 * ALTERATION_BYTES] * 2
+
+
+def test_a_retry_of_a_batch_gets_the_first_answer_and_changes_nothing_again() -> None:
+    """Its first attempt was committed, and a second one comes through the next controller."""
+    state = ready()
+    apply(state, update_feature(METADATA_VERSION, ALTER_PARTITIONS_LEVEL))
+    assert isinstance(apply(state, create_topic("a", 1, 2, 1)).outcome, CommandResult)
+    (topic,) = state.image.topics.values()
+    members = [IsrMember(broker_id=1, broker_epoch=3)]
+    alterations = [
+        PartitionAlteration(topic_id=topic.topic_id, partition=0, new_isr=members),
+        PartitionAlteration(topic_id=topic.topic_id, partition=1, partition_epoch=9, new_isr=members),
+    ]
+    command = AlterPartitionsCommand(broker_id=1, broker_epoch=3, alterations=alterations)
+    batch = asked(MetadataCommand(controller_epoch=1, alter_partitions=command), 0)
+    first = apply(state, batch).outcome
+    assert isinstance(first, CommandResult)
+    assert [each.error.code for each in first.alterations] == [0, INVALID_UPDATE_VERSION]
+    apply(state, claim(2, 2), 2)
+    state = restored_at(state, 2)
+    batch.controller_epoch = 2
+    again = apply(state, batch, 2)
+    assert again.outcome == first
+    assert again.change is None
+
+
+def test_the_digest_covers_which_changes_of_a_batch_were_refused() -> None:
+    """Replicas that refuse different ones have diverged, whether or not any of them changed something."""
+    digests = set()
+    for epochs in ((0, 0), (9, 0), (0, 9), (9, 9)):
+        state = ready()
+        apply(state, update_feature(METADATA_VERSION, ALTER_PARTITIONS_LEVEL))
+        apply(state, create_topic("a", 1, 2, 1))
+        (topic,) = state.image.topics.values()
+        command = AlterPartitionsCommand(broker_id=1, broker_epoch=3)
+        for number, epoch in enumerate(epochs):
+            members = [IsrMember(broker_id=1, broker_epoch=3)]
+            command.alterations.add(topic_id=topic.topic_id, partition=number, partition_epoch=epoch, new_isr=members)
+        assert apply(state, MetadataCommand(controller_epoch=1, alter_partitions=command)).change is None
+        digests.add(state.capture().digest)
+    assert len(digests) == 4
 
 
 def test_an_error_travels_and_rests_with_a_bounded_text() -> None:

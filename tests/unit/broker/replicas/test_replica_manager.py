@@ -944,11 +944,64 @@ async def test_one_partitions_error_ends_neither_housekeeping_nor_the_look_at_is
                 raise ValueError("a bug")
             kept.append(self.log.partition)
 
+        for partition in parts.registry.partitions():
+            partition.log.update_config(replace(partition.log.config, flush_ms=60_000))
+            partition.apply_config()
         monkeypatch.setattr(Partition, "housekeep", work)
         monkeypatch.setattr(Partition, "wanted_isr", work)
         parts.registry.housekeep()
         parts.registry.check_isr()
+        await settle()
         assert kept == [0, 2, 0, 2]
+
+
+async def test_housekeeping_looks_at_partitions_with_work_for_it_and_at_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker may have thousands of partitions, and looks many times a second where one flushes by time."""
+    parts = Parts(tmp_path, partitions=3)
+    async with parts:
+        looked: list[int] = []
+        housekeep = Partition.housekeep
+
+        def look(self: Partition) -> None:
+            looked.append(self.log.partition)
+            housekeep(self)
+
+        def by_time() -> bool:
+            return parts.registry.flushes_by_time
+
+        monkeypatch.setattr(Partition, "housekeep", look)
+        parts.registry.housekeep()
+        assert looked == []
+        assert not by_time()
+        first, second, third = parts.registry.partitions()
+        config = first.log.config
+        first.log.update_config(replace(config, flush_ms=60_000))
+        first.apply_config()
+        assert by_time()
+        for _ in range(2):
+            parts.registry.housekeep()
+        assert looked == [0, 0]
+        first.log.update_config(config)
+        first.apply_config()
+        assert not by_time()
+        for _ in range(2):
+            parts.registry.housekeep()
+        assert looked == [0, 0, 0], "the look that finds no more work is the last one"
+        monkeypatch.setattr(third.log, "_unfinished_cut", True)
+        third._cuts.run(lambda: None, lambda error: None)
+        await third.settled()
+        await settle()
+        parts.registry.housekeep()
+        assert looked[3:] == [2], "a truncation that the disk refused is tried again"
+        second.log.update_config(replace(config, flush_ms=60_000))
+        second.apply_config()
+        second.close(StorageError("gone"))
+        for _ in range(2):
+            parts.registry.housekeep()
+        assert looked.count(1) == 1
+        assert not by_time()
 
 
 def counts(caplog: pytest.LogCaptureFixture, level: int) -> Counter[str]:

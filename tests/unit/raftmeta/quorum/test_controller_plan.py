@@ -9,11 +9,17 @@ from pathlib import Path
 import pytest
 
 from broker.clock import SystemClock
-from raftlog.errors import FeatureUpdateFailed, UnsupportedVersion
+from raftlog.errors import FeatureUpdateFailed, StaleBrokerEpoch, UnsupportedVersion
 from raftlog.v1 import records_pb2
-from raftlog.v1.records_pb2 import AlterBrokerCommand, MetadataCommand, MetadataRecord, UpdateFeatureCommand
+from raftlog.v1.records_pb2 import (
+    AlterBrokerCommand,
+    AlterPartitionsCommand,
+    MetadataCommand,
+    MetadataRecord,
+    UpdateFeatureCommand,
+)
 from raftmeta.decide import CommandResult
-from raftmeta.features import METADATA_VERSION, SUPPORTED
+from raftmeta.features import ALTER_PARTITIONS_LEVEL, METADATA_VERSION, SUPPORTED
 from raftmeta.image import NO_LEADER, BrokerImage, MetadataImage, PartitionImage, TopicImage, partition_record
 from raftmeta.quorum import controller
 from raftmeta.quorum import controller_plan as plan
@@ -292,12 +298,24 @@ def test_what_older_controllers_do_not_know_is_not_even_appended(
             assert metadata.image.features == {}
             await metadata.propose(register_command(1))
             end = metadata.quorum_info().log_end_index
+            alter = AlterPartitionsCommand(broker_id=1, broker_epoch=metadata.image.brokers[1].broker_epoch)
             with pytest.raises(UnsupportedVersion, match="features upgrade"):
                 await metadata.propose(DRAIN)
+            with pytest.raises(UnsupportedVersion, match="features upgrade"):
+                await metadata.propose(MetadataCommand(alter_partitions=alter))
             assert metadata.quorum_info().log_end_index == end
             raised = UpdateFeatureCommand(name=METADATA_VERSION, level=2)
             await metadata.propose(MetadataCommand(update_feature=raised))
             await metadata.propose(DRAIN)
             assert metadata.image.brokers[1].drained
+            end = metadata.quorum_info().log_end_index
+            with pytest.raises(UnsupportedVersion, match="features upgrade"):
+                await metadata.propose(MetadataCommand(alter_partitions=alter))
+            assert metadata.quorum_info().log_end_index == end
+            raised = UpdateFeatureCommand(name=METADATA_VERSION, level=ALTER_PARTITIONS_LEVEL)
+            await metadata.propose(MetadataCommand(update_feature=raised))
+            with pytest.raises(StaleBrokerEpoch, match="is fenced"):
+                await metadata.propose(MetadataCommand(alter_partitions=alter))
+            assert metadata.quorum_info().log_end_index > end
 
     run(scenario)
