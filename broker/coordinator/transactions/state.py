@@ -222,6 +222,13 @@ class HardState:
             return None
         return stage, sink.state_of(owner.producer_id, stage)
 
+    def named_by_owner(self, owner: Owner) -> int:
+        """Return how many partitions and groups an owner's transaction or stage names; 0: it is over."""
+        if owner.transactional_id:
+            return named_by(self.transactions.get(owner.transactional_id))
+        found = self.stage_of(owner)
+        return 0 if found is None else len(found[0].partitions)
+
     def times_of(self, owner: Owner) -> tuple[int, int]:
         """Return when what is open was begun, and for how long it may stay so."""
         assert owner in self.open
