@@ -56,7 +56,7 @@ from broker.coordinator.transactions.commands import (
 from broker.coordinator.transactions.listing import Rest
 from broker.coordinator.transactions.state import HardState, Owner, ParkedAnswers, named_by
 from broker.coordinator.transactions.transaction import MAX_EPOCH, NONE, STAGE_EPOCH, Former, Sink, State, Transaction
-from broker.coordinator.user_bound import NO_BOUND, NO_OWED_BOUND, Made, NamedGroups, OwedBound, UserBound
+from broker.coordinator.user_bound import NO_AMOUNT_BOUND, NO_BOUND, AmountBound, Made, NamedGroups, UserBound
 from raftlog.errors import (
     BatchAlreadyCommitted,
     ConcurrentTransactions,
@@ -499,7 +499,7 @@ class TransactionCoordinator:
         markers: object,
         bound: UserBound = NO_BOUND,
         named: NamedGroups | None = None,
-        owed_bound: OwedBound = NO_OWED_BOUND,
+        owed_bound: AmountBound = NO_AMOUNT_BOUND,
     ) -> None:
         self._config = config
         self._markers = markers

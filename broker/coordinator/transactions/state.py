@@ -22,7 +22,7 @@ from broker.coordinator.core import Send
 from broker.coordinator.transactions import records
 from broker.coordinator.transactions.commands import PendingMarkers
 from broker.coordinator.transactions.transaction import Sink, SinkHead, Stage, State, Transaction
-from broker.coordinator.user_bound import Made, Owed
+from broker.coordinator.user_bound import Amounts, Made
 
 
 def named_by(transaction: Transaction | None) -> int:
@@ -135,7 +135,7 @@ class HardState:
         """Transactions that are ONGOING, and stages nothing is decided about."""
         self.undone = Undone()
         self.made = Made()
-        self.owed = Owed()
+        self.owed = Amounts()
 
     def replay(self, key: bytes, value: bytes | None) -> None:
         """Apply a record.
