@@ -10,7 +10,7 @@ So the counts follow from the records, and the next coordinator has the same one
 user: older versions wrote such records, and this one does for clients without a login and for nodes.
 
 Amounts of a user follow from records in the same way (`Amounts`, `AmountBound`): of partitions and groups that open
-transactions and stages name, each of which gets a marker in the end (docs/adr/0053), and of committed offsets.
+transactions and stages name, each of which gets a marker in the end, and of committed offsets (docs/adr/0054).
 
 A group keeps the end of a transaction that named it, whether or not there is such a group, and nothing can refuse a
 transaction's end. So what is bounded is what transactions name (`NamedGroups`).
