@@ -95,6 +95,7 @@ group was reset), the timestamp of the first unread record is used. The metric i
 everything, and missing while no leader answers.
 
 A broker shows at most 10,000 partitions of groups, those with the largest lag; `group_series_left_out` counts the rest.
+Beyond that number each user that has made groups has a share: one with thousands of large lags hides no other user's.
 `raftlog group describe` shows any group, without this limit.
 """
 

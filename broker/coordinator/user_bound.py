@@ -9,8 +9,8 @@ A coordinator keeps the user that makes an id in the id's record (docs/adr/0037)
 So the counts follow from the records, and the next coordinator has the same ones. A record without a user counts for no
 user: older versions wrote such records, and this one does for clients without a login and for nodes.
 
-What open transactions and stages name follows from records in the same way (`Owed`, `OwedBound`): each partition and
-group takes memory, and gets a marker in the end (docs/adr/0053).
+Amounts of a user follow from records in the same way (`Amounts`, `AmountBound`): of partitions and groups that open
+transactions and stages name, each of which gets a marker in the end, and of committed offsets (docs/adr/0054).
 
 A group keeps the end of a transaction that named it, whether or not there is such a group, and nothing can refuse a
 transaction's end. So what is bounded is what transactions name (`NamedGroups`).
@@ -22,7 +22,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from raftlog.errors import BrokerOverloaded, PolicyViolation
+from raftlog.errors import BrokerOverloaded, PolicyViolation, RaftlogError
 
 
 class Made:
@@ -95,18 +95,15 @@ NO_BOUND: Final = UserBound("", "ids", 1, lambda user: 0)
 """Of a coordinator by itself, as in tests."""
 
 
-class Owed:
-    """Numbers of markers that are to be written, by user. Changed by replayed records alone; each is above 0.
-
-    What counts are the partitions and groups of transactions and stages that are open, or decided and not over.
-    """
+class Amounts:
+    """How much of something each user has. Changed by replayed records alone; each amount is above 0."""
 
     def __init__(self) -> None:
         self.counts: dict[str, int] = {}
         """By user; to be looked at only."""
 
     def changed(self, user: str, by: int) -> None:
-        """A user's transaction or stage names `by` more, or fewer; "": it has no user, and does not count."""
+        """A user has `by` more, or less; "": it has no user, and does not count."""
         if not user or not by:
             return
         left = self.counts.get(user, 0) + by
@@ -117,40 +114,73 @@ class Owed:
             del self.counts[user]
 
 
+class AmountBound:
+    """The bound on an amount of each user, for all coordinators of a broker together.
+
+    Args:
+        amount: returns how much a user has at this broker.
+        most: how much it may have.
+        refusal: returns the error for a user that has an amount, and asks for so much more.
+    """
+
+    def __init__(
+        self, amount: Callable[[str], int], most: int, refusal: Callable[[str, int, int], RaftlogError]
+    ) -> None:
+        self._amount = amount
+        self._most = most
+        self._refusal = refusal
+
+    def check(self, user: str, more: int) -> None:
+        """Check that a user may have so much more; "" may: it is no single user. Raises the refusal: it may not."""
+        if not user or more <= 0:
+            return
+        amount = self._amount(user)
+        if amount + more > self._most:
+            raise self._refusal(user, amount, more)
+
+
 MOST_OWED: Final = 250_000
 """Markers of one user: 50 MB of memory, and some minutes of work if all are to be written."""
 
 
-class OwedBound:
-    """The bound on the markers of a user, for all coordinators of a broker together.
+def owed_bound(owed: Callable[[str], int], most: int = MOST_OWED) -> AmountBound:
+    """Return the bound on the markers of a user: one for each partition and group of its transactions and stages.
 
-    Args:
-        owed: returns how many markers of a user are to be written, or will be, by those.
-        most: how many these may be.
+    What counts is open, or decided and not over. `owed`: returns how many a user has. Refused with BrokerOverloaded.
     """
 
-    def __init__(self, owed: Callable[[str], int], most: int = MOST_OWED) -> None:
-        self._owed = owed
-        self._most = most
+    def refusal(user: str, amount: int, more: int) -> RaftlogError:
+        return BrokerOverloaded(
+            f"open transactions and stages of {user} name {amount} partitions and groups at this broker, and may name "
+            f"{most}: {more} more cannot be added before some of them have ended. Write to fewer partitions in each, "
+            "or end them sooner"
+        )
 
-    def check(self, user: str, more: int) -> None:
-        """Check that what a user has open may name so many partitions and groups more; "" may: it is no single user.
-
-        Raises:
-            BrokerOverloaded: these would be too many.
-        """
-        if not user or more <= 0:
-            return
-        owed = self._owed(user)
-        if owed + more > self._most:
-            raise BrokerOverloaded(
-                f"open transactions and stages of {user} name {owed} partitions and groups at this broker, and may "
-                f"name {self._most}: {more} more cannot be added before some of them have ended. Write to fewer "
-                "partitions in each, or end them sooner"
-            )
+    return AmountBound(owed, most, refusal)
 
 
-NO_OWED_BOUND: Final = OwedBound(lambda user: 0)
+OFFSET_BYTES: Final = 300
+"""What a committed offset takes in memory, besides its metadata."""
+MOST_KEPT_BYTES: Final = 128 << 20
+"""Of the offsets of one user's groups: those of 10,000 groups that read 40 partitions each."""
+
+
+def kept_bound(kept: Callable[[str], int], most: int = MOST_KEPT_BYTES) -> AmountBound:
+    """Return the bound on what the committed offsets of a user's groups take. `kept`: returns it, in bytes.
+
+    Refused with PolicyViolation.
+    """
+
+    def refusal(user: str, amount: int, more: int) -> RaftlogError:
+        return PolicyViolation(
+            f"committed offsets of groups that {user} has made take {amount} bytes of this broker, and may take "
+            f"{most}: {more} more are refused. Commit shorter metadata, or delete groups or offsets that are not needed"
+        )
+
+    return AmountBound(kept, most, refusal)
+
+
+NO_AMOUNT_BOUND: Final = owed_bound(lambda user: 0)
 """Of a coordinator by itself, as in tests."""
 
 

@@ -28,9 +28,11 @@ from broker.kafka.apis import Apis, Handler, Services
 from broker.kafka.codec import Fields
 from broker.kafka.groups import coded, offsets_in
 from broker.kafka.parts import by_topic, once
+from broker.net.services.transactions import MAX_PRODUCERS
 from broker.security.caller import Caller
 from broker.turns import in_turns
 from raftlog.errors import (
+    BrokerOverloaded,
     FencedMemberEpoch,
     InvalidRequestError,
     PolicyViolation,
@@ -327,16 +329,20 @@ class TransactionApis:
         rows = await self._apis.rows(topics, "name", "partition_index", who)
         known = [(topic_id, result) for topic_id, result, _ in rows if topic_id is not None]
         described: list[Any] = []
+        told = 0
         async for first in in_turns(range(0, len(known), DESCRIBED_AT_A_TIME), at_a_time=1):
             call = transaction_pb2.DescribeProducersRequest(any_replica=True)
             some = known[first : first + DESCRIBED_AT_A_TIME]
             for topic_id, result in some:
                 call.partitions.add(topic_id=topic_id, partitions=[result["partition_index"]])
             try:
+                if told >= MAX_PRODUCERS:
+                    raise BrokerOverloaded(f"the answer has {told} producers already: ask for fewer partitions")
                 answer = await self._apis.call(
                     "Transaction/DescribeProducers", self._transactions.DescribeProducers, call, who
                 )
                 described += answer.partitions
+                told += sum(len(each.producers) for each in answer.partitions)
             except RaftlogError as error:
                 code = errors.code_of(error)
                 for _, result in some:

@@ -109,7 +109,10 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MAX_SERIES: Final = 10_000
-"""Partitions of groups, and groups, that one broker shows: the largest lags, and the groups with the most members."""
+"""Partitions of groups, and groups, that one broker shows: the largest lags, and the groups with the most members.
+
+Beyond it each user that has made groups has a share, so that one with thousands of large lags hides no other user's.
+"""
 MAX_LOOK_UPS: Final = 200
 """Timestamps looked up in one round; each may cost the leader a read from its disk."""
 SLICE: Final = 1_000
@@ -201,7 +204,7 @@ class GroupLagSampler:
 
     async def look(self) -> None:
         """Run one round."""
-        offsets, sizes = await self._gather()
+        offsets, sizes, users = await self._gather()
         partitions = list(dict.fromkeys(offset.at for offset in offsets))
         for gone in self._histories.keys() - set(partitions):
             del self._histories[gone]
@@ -216,18 +219,20 @@ class GroupLagSampler:
                 lags.append(self._lag(offset, place, now_ms))
             if index % SLICE == SLICE - 1:
                 await asyncio.sleep(0)
-        shown = _most(lags, lambda lag: lag.records)
-        groups = _most(sizes, lambda size: size.members)
+        shown = _most(lags, lambda lag: lag.records, lambda lag: users[lag.group])
+        groups = _most(sizes, lambda size: size.members, lambda size: users[size.group])
         self.latest = GroupSample(shown, groups, len(lags) - len(shown) + len(sizes) - len(groups))
 
-    async def _gather(self) -> tuple[list[_Offset], list[GroupSize]]:
-        """Return the groups' committed offsets and their sizes."""
+    async def _gather(self) -> tuple[list[_Offset], list[GroupSize], dict[str, str]]:
+        """Return the groups' committed offsets, their sizes, and the users that made them, by group."""
         offsets: list[_Offset] = []
         sizes: list[GroupSize] = []
+        users: dict[str, str] = {}
         seen = 0
         for group in list(self._groups()):
             if not group.exists:
                 continue
+            users[group.group_id] = group.user
             sizes.append(GroupSize(group.group_id, _state_name(group), len(group.members)))
             offsets += [
                 _Offset(group.group_id, committed.topic, at, committed.offset)
@@ -236,7 +241,7 @@ class GroupLagSampler:
             if len(offsets) + len(sizes) - seen >= SLICE:
                 seen = len(offsets) + len(sizes)
                 await asyncio.sleep(0)
-        return offsets, sizes
+        return offsets, sizes, users
 
     async def _look_back(self, offsets: Sequence[_Offset], ends: Mapping[TopicPartition, Ends]) -> None:
         """Look up when the first unread record was written, where it was before the first sample."""
@@ -265,9 +270,21 @@ class GroupLagSampler:
         return GroupLag(offset.group, offset.topic, offset.at[1], records, seconds)
 
 
-def _most(found: list[T], key: Callable[[T], int]) -> list[T]:
-    """Return the MAX_SERIES entries with the largest `key`."""
-    return found if len(found) <= MAX_SERIES else nlargest(MAX_SERIES, found, key=key)
+def _most(found: list[T], key: Callable[[T], int], user: Callable[[T], str]) -> list[T]:
+    """Return the MAX_SERIES entries with the largest `key`, of each user those of its share.
+
+    A user with few entries has all of them, and the others share equally what is left.
+    """
+    if len(found) <= MAX_SERIES:
+        return found
+    by_user: dict[str, list[T]] = {}
+    for each in found:
+        by_user.setdefault(user(each), []).append(each)
+    shown: list[T] = []
+    for users_before, own in enumerate(sorted(by_user.values(), key=len)):
+        share = (MAX_SERIES - len(shown)) // (len(by_user) - users_before)
+        shown += nlargest(share, own, key=key)
+    return shown
 
 
 def _state_name(group: Group) -> str:

@@ -31,7 +31,7 @@ from broker.coordinator.groups.commands import (
 )
 from broker.coordinator.groups.coordinator import GroupCoordinator, Rest
 from broker.coordinator.groups.topics import Topic, TopicPartition
-from broker.coordinator.user_bound import NO_BOUND, UserBound
+from broker.coordinator.user_bound import MOST_KEPT_BYTES, NO_BOUND, UserBound, kept_bound
 from raftlog.errors import RaftlogError
 from raftlog.v1 import group_pb2
 
@@ -99,9 +99,9 @@ def owned_message(partitions: Iterable[TopicPartition]) -> list[group_pb2.TopicP
     return [group_pb2.TopicPartitions(topic_id=topic, partitions=[number]) for topic, number in sorted(partitions)]
 
 
-def _wire(offsets: Mapping[TopicPartition, int]) -> list[group_pb2.CommitOffset]:
+def _wire(offsets: Mapping[TopicPartition, int], metadata: str = "") -> list[group_pb2.CommitOffset]:
     return [
-        group_pb2.CommitOffset(topic_id=topic, partition=number, offset=offset, leader_epoch=-1)
+        group_pb2.CommitOffset(topic_id=topic, partition=number, offset=offset, leader_epoch=-1, metadata=metadata)
         for (topic, number), offset in offsets.items()
     ]
 
@@ -109,7 +109,8 @@ def _wire(offsets: Mapping[TopicPartition, int]) -> list[group_pb2.CommitOffset]
 class GroupDriver:
     """Decides, appends to `log`, replays, delivers at once; `restart` loads another coordinator from the log.
 
-    `most_of_user`: groups that a user may make; None: any number. `user`: the one that asks.
+    `most_of_user`: groups that a user may make; None: any number. `user`: the one that asks. `most_kept_bytes`: what
+    the offsets of a user's groups may take.
     """
 
     def __init__(
@@ -118,8 +119,10 @@ class GroupDriver:
         config: GroupConfig | None = None,
         assignors: Mapping[str, Assignor] = BUILT_IN,
         most_of_user: int | None = None,
+        most_kept_bytes: int = MOST_KEPT_BYTES,
     ) -> None:
         self.user = ""
+        self.kept_bound = kept_bound(lambda user: self.core.kept.get(user, 0), most_kept_bytes)
         self.bound = NO_BOUND
         if most_of_user is not None:
             self.bound = UserBound(
@@ -130,7 +133,7 @@ class GroupDriver:
         self.assignors = assignors
         self.now_ms = 0.0
         self.log: list[tuple[bytes, bytes | None]] = []
-        self.core = GroupCoordinator(self.config, self.topics, assignors, bound=self.bound)
+        self.core = GroupCoordinator(self.config, self.topics, assignors, bound=self.bound, kept_bound=self.kept_bound)
         self.core.loaded(self.now)
 
     @property
@@ -187,7 +190,9 @@ class GroupDriver:
 
     def restart(self, log: Iterable[tuple[bytes, bytes | None]] | None = None) -> None:
         """Another broker coordinates: it has the log, or `log`."""
-        self.core = GroupCoordinator(self.config, self.topics, self.assignors, bound=self.bound)
+        self.core = GroupCoordinator(
+            self.config, self.topics, self.assignors, bound=self.bound, kept_bound=self.kept_bound
+        )
         for key, value in self.log if log is None else log:
             self.core.replay(key, value)
         self.core.loaded(self.now)
@@ -251,14 +256,19 @@ class GroupDriver:
         self.decide(Disconnected(stream, group_id, stream.name))
 
     def commit(
-        self, offsets: Mapping[TopicPartition, int], member_id: str = "", epoch: int = -1, group_id: str = "g"
+        self,
+        offsets: Mapping[TopicPartition, int],
+        member_id: str = "",
+        epoch: int = -1,
+        group_id: str = "g",
+        metadata: str = "",
     ) -> group_pb2.CommitOffsetsResponse:
         """Commit by a unary call."""
         request = group_pb2.CommitOffsetsRequest(
             group_id=group_id,
             member_id=member_id,
             member_epoch=epoch,
-            offsets=_wire(offsets),
+            offsets=_wire(offsets, metadata),
         )
         return self._committed(lambda call: CommitOffsets(call, request))
 

@@ -35,7 +35,7 @@ from broker.coordinator.transactions.coordinator import TransactionCoordinator
 from broker.coordinator.transactions.listing import Rest
 from broker.coordinator.transactions.records import partition_messages
 from broker.coordinator.transactions.transaction import Sink, Transaction
-from broker.coordinator.user_bound import MOST_OWED, NO_BOUND, NamedGroups, OwedBound, UserBound
+from broker.coordinator.user_bound import MOST_OWED, NO_BOUND, NamedGroups, UserBound, owed_bound
 from raftlog.errors import RaftlogError, from_wire
 from raftlog.v1 import transaction_pb2
 
@@ -129,7 +129,7 @@ class TransactionDriver:
         self.pending: list[PendingMarkers] = []
         self.producer_ids = count(4000)
         self.named = named
-        self.owed_bound = OwedBound(lambda user: self.core.owed.get(user, 0), most_owed)
+        self.owed_bound = owed_bound(lambda user: self.core.owed.get(user, 0), most_owed)
         self.core = self._new_core()
         self.core.loaded(self.now)
 

@@ -50,6 +50,7 @@ from broker.coordinator.groups.group import (
 from broker.coordinator.groups.records import by_topic
 from broker.coordinator.groups.sessions import GroupSessions, Kind, Session, Timers
 from broker.coordinator.groups.topics import TopicPartition, TopicsView
+from broker.coordinator.user_bound import NO_AMOUNT_BOUND, AmountBound
 from raftlog._core.words import counted, some
 from raftlog.errors import GroupMaxSizeReached, RaftlogError
 from raftlog.v1 import group_pb2
@@ -117,6 +118,11 @@ class Draft:
         self.owners = Overlay(group.owners)
         self.target_of = Overlay(group.target_of)
         self.instances = Overlay(group.instances)
+
+    @property
+    def user(self) -> str:
+        """The user that has made the group, or makes it; "": none."""
+        return self._user
 
     def set_head(self, head: Head | None) -> None:
         """Change the group as a whole."""
@@ -284,6 +290,8 @@ class Context:
     """Whether every broker of the cluster knows groups with members of both protocols."""
     name_count: Callable[[str], int]
     """How many names the members of a group (by id) subscribe to together, each member's counted by themselves."""
+    kept: AmountBound = NO_AMOUNT_BOUND
+    """On what the committed offsets of a user's groups take."""
 
     def name_of(self, topic_id: bytes, group: Group) -> str:
         """Return a topic's name; of a deleted one as the group has known it."""

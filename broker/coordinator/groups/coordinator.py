@@ -54,7 +54,7 @@ from broker.coordinator.groups.commands import (
 from broker.coordinator.groups.group import Group, Member
 from broker.coordinator.groups.sessions import GroupSessions, Kind, Session, Timers
 from broker.coordinator.groups.topics import TopicsView
-from broker.coordinator.user_bound import NO_BOUND, Made, UserBound
+from broker.coordinator.user_bound import NO_AMOUNT_BOUND, NO_BOUND, AmountBound, Amounts, Made, UserBound
 from raftlog.errors import RaftlogError, to_wire
 from raftlog.v1 import group_pb2
 
@@ -360,6 +360,7 @@ class GroupCoordinator:
         assignors: Mapping[str, Assignor],
         may_upgrade: Callable[[], bool] = lambda: True,
         bound: UserBound = NO_BOUND,
+        kept_bound: AmountBound = NO_AMOUNT_BOUND,
     ) -> None:
         assert assignors, "a coordinator needs an assignor"
         self._bound = bound
@@ -369,7 +370,10 @@ class GroupCoordinator:
         self._soft: dict[str, GroupSessions] = {}
         self._watched = WatchedTopics(topics)
         watched = self._watched
-        self._context = Context(config, topics, assignors, self._timers, watched.is_read, may_upgrade, watched.count_of)
+        self._context = Context(
+            config, topics, assignors, self._timers, watched.is_read, may_upgrade, watched.count_of, kept_bound
+        )
+        self._kept = Amounts()
         self._committed = CommittedTopics()
         # Groups that are still to be looked at, the next one last:
         self._beginning: list[str] = []
@@ -391,6 +395,11 @@ class GroupCoordinator:
         """How many groups each user has made."""
         return self._made
 
+    @property
+    def kept(self) -> Mapping[str, int]:
+        """What the committed offsets of each user's groups take, in bytes; not to be changed."""
+        return self._kept.counts
+
     # Records
 
     def replay(self, key: bytes, value: bytes | None) -> None:
@@ -403,7 +412,7 @@ class GroupCoordinator:
         group = self._groups.get(parsed.group_id)
         if group is None:
             group = Group(parsed.group_id)
-        user = group.user
+        user, kept_bytes = group.user, group.kept_bytes
         kind = parsed.WhichOneof("kind")
         if kind == "member_id":
             before = group.members.get(parsed.member_id)
@@ -417,6 +426,11 @@ class GroupCoordinator:
         else:
             records.replay(group, parsed, value)
         self._made.changed(user, group.user)
+        if user == group.user:
+            self._kept.changed(user, group.kept_bytes - kept_bytes)
+        else:
+            self._kept.changed(user, -kept_bytes)
+            self._kept.changed(group.user, group.kept_bytes)
         if group.gone:
             self._groups.pop(group.group_id, None)
             self._soft.pop(group.group_id, None)

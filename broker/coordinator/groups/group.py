@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from broker.coordinator.groups.topics import TopicPartition
+from broker.coordinator.user_bound import OFFSET_BYTES
 
 JOINING: Final = 0
 """Member epoch of a member that has not been part of any assignment yet."""
@@ -115,6 +116,11 @@ class Committed:
     topic: str
 
 
+def kept_bytes(committed: Committed | None) -> int:
+    """Return what a committed offset takes in memory, about; 0: there is none."""
+    return 0 if committed is None else OFFSET_BYTES + len(committed.metadata.encode())
+
+
 @dataclass(frozen=True, slots=True)
 class Pending:
     """An offset that counts once the transaction that it belongs to commits: the producer's of this epoch."""
@@ -157,6 +163,8 @@ class Group:
         self.topic_names: dict[bytes, str] = {}
         self.user = ""
         """The user that made it, while it exists; "": it counts for none."""
+        self.kept_bytes = 0
+        """What the committed offsets and the pending ones take in memory."""
 
     @property
     def gone(self) -> bool:
@@ -215,6 +223,7 @@ class Group:
 
     def set_offset(self, partition: TopicPartition, committed: Committed | None) -> None:
         """An offset was committed; None: it is forgotten."""
+        self.kept_bytes += kept_bytes(committed) - kept_bytes(self.offsets.get(partition))
         if committed is None:
             self.offsets.pop(partition, None)
         else:
@@ -222,7 +231,10 @@ class Group:
 
     def set_pending(self, producer_id: int, partition: TopicPartition, pending: Pending | None) -> None:
         """A transaction is to commit an offset; None: it is over, or has none of this partition."""
+        before = self.pending.get(producer_id, {}).get(partition)
+        self.kept_bytes -= 0 if before is None else kept_bytes(before.committed)
         if pending is not None:
+            self.kept_bytes += kept_bytes(pending.committed)
             self.pending.setdefault(producer_id, {})[partition] = pending
             self.pending_at.setdefault(partition, set()).add(producer_id)
             return

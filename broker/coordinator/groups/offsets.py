@@ -14,7 +14,7 @@ from itertools import islice
 from broker.coordinator.groups.change import Change
 from broker.coordinator.groups.classic import calls as classic
 from broker.coordinator.groups.classic import embedded
-from broker.coordinator.groups.group import Committed, Group
+from broker.coordinator.groups.group import Committed, Group, kept_bytes
 from broker.coordinator.groups.topics import Topic, TopicPartition
 from raftlog.errors import (
     FencedMemberEpoch,
@@ -46,17 +46,24 @@ def commit(
 
     Raises:
         UnknownMemberId, FencedMemberEpoch: none of them may be committed; in a classic group as `check_commit` says.
+        PolicyViolation: the offsets of the user's groups would take too much.
     """
     check_member(change, member_id, member_epoch, instance_id, commits=True)
     results = []
+    accepted: list[tuple[TopicPartition, Committed]] = []
+    more_bytes = 0
     for offset in offsets:
         result = group_pb2.CommitOffsetResult()
         try:
             partition, committed = read(change, member_id, member_epoch, offset)
-            change.draft.set_offset(partition, committed)
+            more_bytes += kept_bytes(committed) - kept_bytes(change.draft.offsets.get(partition))
+            accepted.append((partition, committed))
         except RaftlogError as error:
             result.error.CopyFrom(to_wire(error))
         results.append(result)
+    change.context.kept.check(change.draft.user, more_bytes)
+    for partition, committed in accepted:
+        change.draft.set_offset(partition, committed)
     return results
 
 

@@ -28,7 +28,7 @@ from typing import Final
 from broker.coordinator.groups import offsets
 from broker.coordinator.groups.change import Change
 from broker.coordinator.groups.commands import EndTransactionOffsets
-from broker.coordinator.groups.group import Fence, Group, Pending
+from broker.coordinator.groups.group import Committed, Fence, Group, Pending, kept_bytes
 from broker.coordinator.groups.topics import TopicPartition
 from raftlog.errors import (
     BrokerOverloaded,
@@ -54,10 +54,12 @@ def commit(
     Raises:
         UnknownMemberId, FencedMemberEpoch, FencedInstanceId: the member may commit none of them, as in `offsets`.
         InvalidProducerEpoch, ConcurrentTransactions, BrokerOverloaded: this transaction may commit none of them.
+        PolicyViolation: the offsets of the user's groups would take too much.
     """
     _check_member(change, request)
     _check_producer(change, request.producer_id, request.producer_epoch)
     results = []
+    accepted: list[tuple[TopicPartition, Committed]] = []
     for offset in piece:
         result = group_pb2.CommitOffsetResult()
         try:
@@ -65,10 +67,13 @@ def commit(
             before = change.draft.offsets.get(partition)
             if before is not None and committed.committed_at_ms < before.committed_at_ms:
                 committed = replace(committed, committed_at_ms=before.committed_at_ms)
-            change.draft.set_pending(request.producer_id, partition, Pending(committed, request.producer_epoch))
+            accepted.append((partition, committed))
         except RaftlogError as error:
             result.error.CopyFrom(to_wire(error))
         results.append(result)
+    change.context.kept.check(change.draft.user, sum(kept_bytes(committed) for _, committed in accepted))
+    for partition, committed in accepted:
+        change.draft.set_pending(request.producer_id, partition, Pending(committed, request.producer_epoch))
     return results
 
 

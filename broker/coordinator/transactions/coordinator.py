@@ -56,7 +56,7 @@ from broker.coordinator.transactions.commands import (
 from broker.coordinator.transactions.listing import Rest
 from broker.coordinator.transactions.state import HardState, Owner, ParkedAnswers, named_by
 from broker.coordinator.transactions.transaction import MAX_EPOCH, NONE, STAGE_EPOCH, Former, Sink, State, Transaction
-from broker.coordinator.user_bound import NO_BOUND, NO_OWED_BOUND, Made, NamedGroups, OwedBound, UserBound
+from broker.coordinator.user_bound import NO_AMOUNT_BOUND, NO_BOUND, AmountBound, Made, NamedGroups, UserBound
 from raftlog.errors import (
     BatchAlreadyCommitted,
     ConcurrentTransactions,
@@ -479,6 +479,8 @@ MAX_RECORDS: Final = 200
 MAX_SENT: Final = 200
 MAX_LOOKED_AT: Final = 2_000
 """The most entries that one call of `on_time` handles: a few milliseconds of work."""
+MAX_NAMED_AT_ONCE: Final = 2_000
+"""Partitions and groups of what such a call ends or sends, and of one more: each is encoded, kept and sent."""
 AT_ONCE: Final = 0.0
 """A deadline in the past."""
 
@@ -497,7 +499,7 @@ class TransactionCoordinator:
         markers: object,
         bound: UserBound = NO_BOUND,
         named: NamedGroups | None = None,
-        owed_bound: OwedBound = NO_OWED_BOUND,
+        owed_bound: AmountBound = NO_AMOUNT_BOUND,
     ) -> None:
         self._config = config
         self._markers = markers
@@ -752,10 +754,19 @@ class TransactionCoordinator:
         """Handle passed deadlines, perhaps not all: then `next_deadline_ms` is not later than `now`."""
         decision = Decision()
         decision.effects += self._parked.due(now.monotonic_ms)
-        while len(decision.records) < MAX_RECORDS and (owner := self._deadlines.take(now.monotonic_ms)) is not None:
+        named = 0
+        while len(decision.records) < MAX_RECORDS and named < MAX_NAMED_AT_ONCE:
+            owner = self._deadlines.take(now.monotonic_ms)
+            if owner is None:
+                break
+            named += self._state.named_by_owner(owner)
             self._time_out(owner, now, decision)
         self._complete(now, decision)
+        named = 0
         for owner in list(islice(self._undone.unsent, MAX_SENT)):
+            if named >= MAX_NAMED_AT_ONCE:
+                break
+            named += self._state.named_by_owner(owner)
             del self._undone.unsent[owner]
             pending = self._state.pending(owner)
             assert pending is not None, "what is decided has markers"

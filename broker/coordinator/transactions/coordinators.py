@@ -14,7 +14,7 @@ from broker.coordinator.transactions.checks import check_id
 from broker.coordinator.transactions.commands import Command, TransactionConfig
 from broker.coordinator.transactions.coordinator import TransactionCoordinator
 from broker.coordinator.transactions.marker_sender import MarkerDispatch, MarkerSender
-from broker.coordinator.user_bound import NamedGroups, OwedBound
+from broker.coordinator.user_bound import NamedGroups, owed_bound
 from broker.server.lease import Lease
 from raftlog.v1.records_pb2 import MetadataRecord
 from raftmeta.image import MetadataImage
@@ -44,7 +44,7 @@ class TransactionCoordinators(Coordinators[Command, object]):
         """`named`: as `TransactionCoordinator`."""
         self._config = config
         self._named = named
-        self._owed_bound = OwedBound(self._owed_by)
+        self._owed_bound = owed_bound(self._owed_by)
         self._markers = markers
         super().__init__(node_id, image, executor=executor, clock=clock, lease=lease, most_of_user=most_of_user)
 

@@ -358,8 +358,14 @@ class MarkerSender:
         if not job.left:
             self._finish(job)
             return
+        user, ready = pending.user, self._ready_of(pending.user)
         for target in job.left:
-            self._wait(target, [job])
+            self._waiting.setdefault(target, []).append(job)
+            if target not in self._resting:
+                ready[target] = None
+        if not ready:
+            self._ready.pop(user, None)
+            self._held.pop(user, None)
         self._schedule()
 
     def _wait(self, target: Target, jobs: Jobs) -> None:
@@ -369,8 +375,10 @@ class MarkerSender:
 
     def _make_ready(self, target: Target, jobs: Jobs) -> None:
         for user in dict.fromkeys(job.pending.user for job in jobs):
-            is_held = self._under_way[user] >= MOST_TARGETS
-            (self._held if is_held else self._ready).setdefault(user, OrderedDict())[target] = None
+            self._ready_of(user)[target] = None
+
+    def _ready_of(self, user: str) -> OrderedDict[Target, None]:
+        return (self._held if self._under_way[user] >= MOST_TARGETS else self._ready).setdefault(user, OrderedDict())
 
     def _take_place(self, user: str, markers: int) -> _Place:
         cost = 1 + markers // MARKERS_OF_A_TARGET

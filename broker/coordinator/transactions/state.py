@@ -22,7 +22,7 @@ from broker.coordinator.core import Send
 from broker.coordinator.transactions import records
 from broker.coordinator.transactions.commands import PendingMarkers
 from broker.coordinator.transactions.transaction import Sink, SinkHead, Stage, State, Transaction
-from broker.coordinator.user_bound import Made, Owed
+from broker.coordinator.user_bound import Amounts, Made
 
 
 def named_by(transaction: Transaction | None) -> int:
@@ -135,7 +135,7 @@ class HardState:
         """Transactions that are ONGOING, and stages nothing is decided about."""
         self.undone = Undone()
         self.made = Made()
-        self.owed = Owed()
+        self.owed = Amounts()
 
     def replay(self, key: bytes, value: bytes | None) -> None:
         """Apply a record.
@@ -221,6 +221,13 @@ class HardState:
         if sink is None or stage is None:
             return None
         return stage, sink.state_of(owner.producer_id, stage)
+
+    def named_by_owner(self, owner: Owner) -> int:
+        """Return how many partitions and groups an owner's transaction or stage names; 0: it is over."""
+        if owner.transactional_id:
+            return named_by(self.transactions.get(owner.transactional_id))
+        found = self.stage_of(owner)
+        return 0 if found is None else len(found[0].partitions)
 
     def times_of(self, owner: Owner) -> tuple[int, int]:
         """Return when what is open was begun, and for how long it may stay so."""

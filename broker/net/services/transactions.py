@@ -35,7 +35,9 @@ from broker.coordinator.transactions.records import partition_messages
 from broker.net.services.calls import Answer, Call, Context, all_of, ask, longest_wait_s
 from broker.partition.partition import Partition
 from broker.security.caller import Caller, Decisions, allowed_of, authorized_operations, caller
+from broker.turns import in_turns
 from raftlog.errors import (
+    BrokerOverloaded,
     InvalidRequestError,
     RaftlogError,
     RequestTimedOut,
@@ -95,6 +97,10 @@ def leave_out_topics(topics: MutableSequence[TopicPartitions], who: Caller) -> N
 
 MAX_DESCRIBED: Final = 1_000
 """Partitions that one request may name; each may have a hundred thousand producers."""
+MAX_PRODUCERS: Final = 250_000
+"""Producers in one answer: 10 MB, and several times as much while it is made."""
+PRODUCERS_AT_A_TIME: Final = 1_000
+"""After so many an answer counts as a long one (`broker/net/answers.py`)."""
 
 _R = TypeVar("_R", bound=Answer)
 CommandWithId = Callable[[Call, int], Command]
@@ -319,13 +325,23 @@ class TransactionService(transaction_pb2_grpc.TransactionServicer):
     async def DescribeProducers(
         self, request: pb.DescribeProducersRequest, context: Context
     ) -> pb.DescribeProducersResponse:
-        """Return the producers of partitions that this broker leads, or has, and their open transactions."""
+        """Return the producers of partitions that this broker leads, or has, and their open transactions.
+
+        Partitions whose producers do not fit into MAX_PRODUCERS, with those before, get BROKER_OVERLOADED.
+        """
         keys = [(topic.topic_id, number) for topic in request.partitions for number in topic.partitions]
         response = pb.DescribeProducersResponse()
         refusal: RaftlogError | None = None
         if len(keys) > MAX_DESCRIBED:
             refusal = InvalidRequestError(f"the request names {len(keys)} partitions, one may have {MAX_DESCRIBED}")
-        for topic_id, number in keys:
+        elif len(set(keys)) < len(keys):
+            refusal = InvalidRequestError("the request names a partition twice; name each once")
+        told = 0
+
+        def described_now(key: tuple[bytes, int]) -> int:
+            return 1 + len(response.partitions[-1].producers)
+
+        async for topic_id, number in in_turns(keys, PRODUCERS_AT_A_TIME, described_now):
             described = pb.PartitionProducers(topic_id=topic_id, partition=number)
             try:
                 if refusal is not None:
@@ -333,6 +349,13 @@ class TransactionService(transaction_pb2_grpc.TransactionServicer):
                 partition = self._find(topic_id, number)
                 if not request.any_replica:
                     partition.check_serving()
+                count = len(partition.log.producers)
+                if told + count > MAX_PRODUCERS:
+                    raise BrokerOverloaded(
+                        f"{partition.topic_partition} has {count} producers and the answer {told}, {MAX_PRODUCERS} at "
+                        "most: describe it in another request"
+                    )
+                told += count
                 described.last_stable_offset = partition.last_stable_offset
                 described.high_watermark = partition.high_watermark
                 await asyncio.to_thread(_add_producers, described, partition)

@@ -131,6 +131,21 @@ def test_more_than_a_scrape_bears_is_left_out_and_said(monkeypatch: pytest.Monke
     assert families["raftlog_group_lag_seconds"].samples == [], "no lag in seconds must be shown where it is unknown"
 
 
+def test_one_user_with_very_many_large_lags_hides_no_lags_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_lag, "MAX_SERIES", 6)
+    hostile = [group(f"h{number}", p0=0) for number in range(20)]
+    few, several = [group("few", p0=9)], [group(f"s{number}", p0=7 + number % 2) for number in range(4)]
+    for user, groups in (("User:h", hostile), ("User:f", few), ("User:s", several)):
+        for each in groups:
+            each.user = user
+    parts = Parts(*hostile, *several, *few)
+    parts.leaders.places[TOPIC, 0] = Ends(0, 10)
+    shown = [name for name, _ in parts.look()]
+    assert sorted(shown) == ["few", "h0", "h1", "h2", "s0", "s2"]
+    assert {each.group for each in parts.sampler.latest.sizes} >= {"few", "s0", "s1"}
+    assert parts.sampler.latest.left_out == 2 * (25 - 6)
+
+
 async def test_a_round_that_fails_does_not_end_the_rounds() -> None:
     parts = Parts(group("audit", p0=10))
     calls, third = 0, asyncio.Event()

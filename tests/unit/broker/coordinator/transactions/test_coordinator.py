@@ -18,9 +18,10 @@ from broker.coordinator.transactions.commands import (
     InitProducer,
     MarkersWritten,
     NeedsProducerId,
+    PendingMarkers,
     Verify,
 )
-from broker.coordinator.transactions.coordinator import Deadlines
+from broker.coordinator.transactions.coordinator import MAX_NAMED_AT_ONCE, Deadlines
 from broker.coordinator.transactions.records import partition_messages, transaction_record
 from broker.coordinator.transactions.transaction import MAX_EPOCH, State
 from raftlog.errors import (
@@ -952,3 +953,27 @@ def test_what_is_asked_for_is_read_once_for_all_pieces(
     monkeypatch.setattr(listing, "wanted", noted)
     assert ids(driver.list(ListTransactionsRequest(producer_ids=range(10_000)))) == EVERYTHING
     assert len(read) == 1
+
+
+def test_what_times_out_at_once_is_ended_and_sent_in_pieces_of_so_many_partitions() -> None:
+    """200 stages of 10,000 partitions held up the event loop for seconds."""
+    driver = TransactionDriver()
+    stages = {driver.init_stage(1, *range(MAX_NAMED_AT_ONCE // 2), timeout_ms=1_000) for _ in range(7)}
+    producers = [driver.init(f"x{number}", timeout_ms=1_000) for number in range(3)]
+    for producer in producers:
+        driver.add(producer, *range(MAX_NAMED_AT_ONCE // 2))
+    driver.now_ms += 1_000
+    sent: list[PendingMarkers] = []
+    calls = 0
+    while (due_ms := driver.core.next_deadline_ms()) is not None and due_ms <= driver.now_ms:
+        decision = driver.core.on_time(driver.now)
+        assert len(decision.records) <= 2
+        told = [each.message for each in decision.effects if isinstance(each.message, PendingMarkers)]
+        assert len(told) <= 2
+        sent += told
+        calls += 1
+        for key, value in decision.records:
+            driver.core.replay(key, value)
+    assert {markers.producer_id for markers in sent} == stages | {producer.producer_id for producer in producers}
+    assert len(sent) == 10
+    assert calls < 20
