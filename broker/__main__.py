@@ -14,9 +14,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from importlib.abc import MetaPathFinder
 from pathlib import Path
-from types import ModuleType
 from typing import Final, NoReturn
 
 import uvloop
@@ -54,14 +52,6 @@ def keep_freed_memory() -> None:
         _installed.set_malloc_options(
             {_installed.TRIM_THRESHOLD: TRIM_THRESHOLD_BYTES, _installed.MMAP_THRESHOLD: MMAP_THRESHOLD_BYTES}
         )
-
-
-class _WithoutPandas(MetaPathFinder):
-    """Keeps pandas out of this process: where it is installed, the first call of `pyarrow.array` would import it."""
-
-    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
-        if name == "pandas":
-            raise ModuleNotFoundError("a server does not use pandas", name=name)
 
 
 def _arguments(argv: Sequence[str]) -> argparse.Namespace:
@@ -141,7 +131,7 @@ async def _serve(config: BrokerConfig, ready_file: Path | None) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a node until a signal stops it; return the exit code."""
-    sys.meta_path.insert(0, _WithoutPandas())
+    _installed.keep_pandas_out()
     keep_freed_memory()
     arguments = _arguments(sys.argv[1:] if argv is None else argv)
     try:

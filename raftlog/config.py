@@ -288,15 +288,24 @@ class Settings:
 
 
 class ConfigDef:
-    """A table of keys. `what` names it in messages, for example "topic config"."""
+    """A table of keys. `what` names it in messages, for example "topic config".
 
-    def __init__(self, what: str, keys: Iterable[ConfigKey]) -> None:
+    `instead`: what an error says of keys of Kafka's that are not in the table; `note`: what it adds for other names.
+    """
+
+    def __init__(
+        self, what: str, keys: Iterable[ConfigKey], *, instead: Mapping[str, str] | None = None, note: str = ""
+    ) -> None:
         self.what = what
+        self._note = note
         self._keys: dict[str, ConfigKey] = {}
         for key in keys:
             assert key.name not in self._keys, f"{key.name} stands twice in {what}"
             self._keys[key.name] = key
         self._by_variable = {key.variable: key for key in self._keys.values()}
+        renamed = {key.mirrors: f"it is called {key.name} here" for key in self._keys.values() if key.mirrors}
+        self._instead = renamed | dict(instead or {})
+        assert not self._keys.keys() & self._instead.keys(), f"{what} has keys that it says it has not"
 
     def __iter__(self) -> Iterator[ConfigKey]:
         return iter(self._keys.values())
@@ -315,7 +324,7 @@ class ConfigDef:
         """
         found = self._keys.get(name.replace("_", "."))
         if found is None:
-            raise InvalidConfig(f"unknown {self.what} {name!r}{self._suggestion(name)}")
+            raise InvalidConfig(f"unknown {self.what} {name!r}{self._remedy(name)}")
         return found
 
     def parse(self, raw: Mapping[str, object]) -> dict[str, Value]:
@@ -383,7 +392,7 @@ class ConfigDef:
             elif _SERVICE_LINK.fullmatch(rest) is None:
                 name = rest.lower().replace("_", ".")
                 raise InvalidConfig(
-                    f"environment variable {variable}: unknown {self.what} {name!r}{self._suggestion(name)}"
+                    f"environment variable {variable}: unknown {self.what} {name!r}{self._remedy(name)}"
                 )
         return raw
 
@@ -401,9 +410,13 @@ class ConfigDef:
             lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
         return "\n".join(lines) + "\n"
 
-    def _suggestion(self, name: str) -> str:
-        near = difflib.get_close_matches(name.lower().replace("_", "."), self._keys, n=1, cutoff=0.5)
-        return f"; did you mean {near[0]!r}?" if near else ""
+    def _remedy(self, name: str) -> str:
+        """Return what the error for an unknown name says after it."""
+        dotted = name.lower().replace("_", ".")
+        if dotted in self._instead:
+            return f": {self._instead[dotted]}"
+        near = difflib.get_close_matches(dotted, self._keys, n=1, cutoff=0.5)
+        return (f"; did you mean {near[0]!r}?" if near else "") + self._note
 
 
 def parse_duration_ms(raw: object) -> int:

@@ -284,9 +284,26 @@ BROKER_KEY_BY_TOPIC_KEY: dict[str, str] = {key.name: name or key.name for key, n
 TOPIC_KEY_BY_BROKER_KEY: dict[str, str] = {name: key for key, name in BROKER_KEY_BY_TOPIC_KEY.items()}
 assert len(TOPIC_KEY_BY_BROKER_KEY) == len(BROKER_KEY_BY_TOPIC_KEY)
 
+_NO_CLOCK_CHECK: Final = "leave it out: brokers compare no timestamp with their clocks"
+_NO_TIERS: Final = "leave it out: records are on the disks of brokers only; retention.ms and retention.bytes limit them"
 TOPIC_CONFIGS = ConfigDef(
-    "topic config", (replace(key, dynamic=True) for key in (*(key for key, _ in _TOPIC_KEYS), *_TOPIC_ONLY_KEYS))
+    "topic config",
+    (replace(key, dynamic=True) for key in (*(key for key, _ in _TOPIC_KEYS), *_TOPIC_ONLY_KEYS)),
+    instead={
+        "local.retention.bytes": _NO_TIERS,
+        "local.retention.ms": _NO_TIERS,
+        "message.downconversion.enable": "leave it out: there is one format, and no older one to convert to",
+        "message.format.version": "leave it out: there is one format",
+        "message.timestamp.after.max.ms": _NO_CLOCK_CHECK,
+        "message.timestamp.before.max.ms": _NO_CLOCK_CHECK,
+        "message.timestamp.difference.max.ms": _NO_CLOCK_CHECK,
+        "preallocate": "leave it out: segments grow as they are written",
+        "remote.storage.enable": _NO_TIERS,
+        "segment.index.bytes": "leave it out: an index grows with its segment",
+        "segment.jitter.ms": "leave it out: segments of partitions roll by their own records",
+    },
 )
+"""With what an error says of Kafka's configs that topics do not have here."""
 
 TOPIC_DEFAULT_KEYS: tuple[ConfigKey, ...] = tuple(
     replace(
@@ -316,7 +333,11 @@ REPLICATION_THROTTLE_KEYS: tuple[ConfigKey, ...] = tuple(
 )
 """Part of a broker's file as well."""
 
-DYNAMIC_BROKER_CONFIGS = ConfigDef("dynamic broker config", (*TOPIC_DEFAULT_KEYS, *REPLICATION_THROTTLE_KEYS))
+DYNAMIC_BROKER_CONFIGS = ConfigDef(
+    "dynamic broker config",
+    (*TOPIC_DEFAULT_KEYS, *REPLICATION_THROTTLE_KEYS),
+    note="; any other key is in the file of each server, and takes effect with a restart",
+)
 
 
 MAX_INFLATE_BYTES: Final = "max.inflate.bytes"

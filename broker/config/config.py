@@ -1157,7 +1157,43 @@ def _named(raw: Mapping[str, object]) -> dict[str, object]:
     return named
 
 
+_THREADS: Final = "leave it out: a broker works in one event loop, and sizes its threads itself"
+_BY_SYSTEM: Final = "leave it out: the operating system sizes the buffers of connections"
+_NO_ZOOKEEPER: Final = "leave it out: there is no ZooKeeper; controller.quorum.voters names the controllers"
+_KAFKAS: Final = {
+    "authorizer.class.name": "authorizer=acl turns ACLs on; there are no classes to name",
+    "background.threads": _THREADS,
+    "broker.id": "it is called node.id here",
+    "broker.id.generation.enable": "leave it out: every node has a node.id of its own, for ever",
+    "controller.listener.names": "inter.node.listener is the address of controllers and of brokers for one another",
+    "controller.quorum.bootstrap.servers": "controller.quorum.voters names the controllers",
+    "delete.topic.enable": "leave it out: topics can be deleted; ACLs say by whom",
+    "inter.broker.listener.name": "inter.node.listener is the address of nodes for one another",
+    "inter.broker.protocol.version": "leave it out: raftlog cluster features upgrade raises the version once all "
+    "brokers run it",
+    "listener.security.protocol.map": "listener.security.protocol is that of raftlog's clients; a Kafka address "
+    "has its own, such as kafka+ssl://",
+    "log.dir": "it is called log.dirs here",
+    "log.message.format.version": "leave it out: there is one format",
+    "log.preallocate": "leave it out: segments grow as they are written",
+    "log.retention.hours": "log.retention.ms takes units, such as log.retention.ms=7d",
+    "log.retention.minutes": "log.retention.ms takes units, such as log.retention.ms=90m",
+    "log.roll.hours": "log.roll.ms takes units, such as log.roll.ms=7d",
+    "metric.reporters": "metrics.listener serves Prometheus",
+    "num.io.threads": _THREADS,
+    "num.network.threads": _THREADS,
+    "num.replica.fetchers": "leave it out: leaders push to their followers",
+    "replica.fetch.min.bytes": "leave it out: leaders push to their followers",
+    "replica.selector.class": "leave it out: consumers with a client.rack read from a replica in the broker's rack",
+    "socket.receive.buffer.bytes": _BY_SYSTEM,
+    "socket.send.buffer.bytes": _BY_SYSTEM,
+    "zookeeper.connect": _NO_ZOOKEEPER,
+    "zookeeper.connection.timeout.ms": _NO_ZOOKEEPER,
+    "zookeeper.session.timeout.ms": _NO_ZOOKEEPER,
+}
+"""Keys of Kafka's servers that do not exist here, and what to use instead."""
 BROKER_CONFIGS: Final = ConfigDef(
     "server config",
     (*(each.key for each in settings_of(BrokerConfig)), *REPLICATION_THROTTLE_KEYS, *TOPIC_DEFAULT_KEYS),
+    instead=_KAFKAS,
 )

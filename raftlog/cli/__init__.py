@@ -45,6 +45,9 @@ def run() -> NoReturn:
     That cleanup has crashed while gRPC threads were running: a group member left its group cleanly and then died of
     SIGSEGV.
     """
+    from raftlog._installed import keep_pandas_out
+
+    keep_pandas_out()
     try:
         main()
     except SystemExit as left:

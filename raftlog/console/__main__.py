@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, Final, NoReturn
 
+from raftlog._installed import keep_pandas_out
 from raftlog.console.app import Server, Settings, keep_memory_small
 
 ENVIRONMENT: Final = {"PYTHONMALLOC": "malloc"}
@@ -51,6 +52,7 @@ def main(told: Mapping[str, Any]) -> int:
 
 
 if __name__ == "__main__":
+    keep_pandas_out()
     with open(int(sys.argv[1]), "rb") as pipe:
         options = json.load(pipe)
     sys.exit(main(options))

@@ -56,7 +56,9 @@ class _Template(NamedTuple):
 @cache
 def _template(columns: int) -> _Template:
     attributes = _KEY if columns == 2 else 0  # key and value
-    array = pa.array([b"-"], pa.binary())
+    # Not by `pa.array`, whose first call imports pandas where it is installed: a second before the first record.
+    cell = [None, pa.py_buffer(struct.pack("<2i", 0, 1)), pa.py_buffer(b"-")]
+    array = pa.Array.from_buffers(pa.binary(), 1, cell)
     message = encode_body(pa.RecordBatch.from_arrays([array] * columns, schema=schema_for(attributes)))
     layout = message_layout(message)
     return _Template(

@@ -352,9 +352,57 @@ def _from_rows(batches: Iterator[pa.RecordBatch], columns: Columns) -> Iterator[
         if columns.value is not None:
             arrays["value"] = _bytes_column(batch, columns.value)
         else:
-            arrays["value"] = pa.array([_json_of(row) for row in batch.to_pylist()]).cast(pa.binary())
+            arrays["value"] = pa.array([_json_of(row) for row in _rows(batch)]).cast(pa.binary())
         yield Part(pa.record_batch(arrays), "row", range(first, first + batch.num_rows))
         first += batch.num_rows
+
+
+def _rows(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
+    """Yield the rows. Python's times end at microseconds, so one with nanoseconds is text.
+
+    Raises:
+        InvalidRecord: a column has a value for which Python has no type.
+    """
+    columns = []
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        try:
+            columns.append(_exact_times(column) if _counts_nanoseconds(column.type) else column.to_pylist())
+        except UnicodeDecodeError:
+            raise
+        except (ValueError, OverflowError) as error:
+            raise InvalidRecord(
+                f"column {name!r} is {column.type}, and has a value that is not represented in JSON here "
+                f"({str(error).partition('.')[0]}); cast it in the input, for example to a string"
+            ) from None
+    for index in range(batch.num_rows):
+        yield {name: column[index] for name, column in zip(batch.schema.names, columns, strict=True)}
+
+
+def _counts_nanoseconds(kind: pa.DataType) -> bool:
+    is_time = pa.types.is_timestamp(kind) or pa.types.is_duration(kind) or pa.types.is_time64(kind)
+    return bool(is_time and kind.unit == "ns")
+
+
+def _exact_times(column: pa.Array) -> list[object]:
+    kind = column.type
+    if pa.types.is_timestamp(kind):
+        coarse = pa.timestamp("us", kind.tz)
+    else:
+        coarse = pa.duration("us") if pa.types.is_duration(kind) else pa.time64("us")
+    counts = column.cast(pa.int64()).to_pylist()
+    whole = pa.array([None if count is None else count // 1_000 for count in counts], pa.int64())
+    return [
+        at if count is None or count % 1_000 == 0 else _with_nanoseconds(at, count % 1_000)
+        for at, count in zip(whole.cast(coarse).to_pylist(), counts, strict=True)
+    ]
+
+
+def _with_nanoseconds(at: Any, nanoseconds: int) -> str:
+    text, point, rest = str(at).partition(".")
+    if point:
+        return f"{text}.{rest[:6]}{nanoseconds:03}{rest[6:]}"
+    zone = text[-6:] if getattr(at, "tzinfo", None) is not None else ""
+    return f"{text.removesuffix(zone)}.000000{nanoseconds:03}{zone}"
 
 
 def _json_of(row: dict[str, Any]) -> str:

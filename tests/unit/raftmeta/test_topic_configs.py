@@ -229,3 +229,19 @@ def test_a_choice_that_cannot_be_is_refused(command: MetadataCommand, words: str
     error = refusal(down(cluster([""] * 4), 3), command)
     assert isinstance(error, InvalidReplicaAssignment)
     assert words in str(error)
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [("message.format.version", "there is one format"), ("remote.storage.enable", "on the disks of brokers only")],
+)
+def test_a_topic_config_of_kafkas_is_refused_with_what_there_is_instead(key: str, words: str) -> None:
+    with pytest.raises(InvalidConfig, match=f"unknown topic config '{key}': leave it out: .*{words}"):
+        TOPIC_CONFIGS.key(key)
+
+
+def test_a_broker_config_that_cannot_change_while_brokers_run_says_where_it_stands() -> None:
+    with pytest.raises(
+        InvalidConfig, match=r"'listeners'; any other key is in the file of each server, and takes effect"
+    ):
+        DYNAMIC_BROKER_CONFIGS.key("listeners")

@@ -52,6 +52,24 @@ def test_an_unknown_key_is_an_error_wherever_it_stands(tmp_path: Path) -> None:
         BrokerConfig.load(flags={"log.retention.m": "1"})
 
 
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        ("zookeeper.connect", "there is no ZooKeeper; controller.quorum.voters names the controllers"),
+        ("broker.rack", "it is called rack here"),
+        ("broker.id", "it is called node.id here"),
+        ("delete.topic.enable", "topics can be deleted"),
+        ("log_retention_hours", r"log\.retention\.ms takes units, such as log\.retention\.ms=7d"),
+    ],
+)
+def test_a_key_of_kafkas_servers_is_refused_with_what_to_use_instead(key: str, words: str) -> None:
+    """The nearest name would mislead: `rack` is not near to `broker.rack`, `broker.lease.ms` is."""
+    with pytest.raises(InvalidConfig, match=f"unknown server config '{key}': .*{words}"):
+        BrokerConfig.load(flags={key: "1"})
+    with pytest.raises(InvalidConfig, match=words):
+        BrokerConfig.load(environment={f"RAFTLOG_{key.upper().replace('.', '_')}": "1"})
+
+
 def test_one_key_in_two_spellings_is_an_error() -> None:
     with pytest.raises(InvalidConfig, match=r"node\.id is given twice"):
         BrokerConfig.load(flags={"node.id": 1, "node_id": 2})

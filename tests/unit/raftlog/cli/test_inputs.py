@@ -209,6 +209,46 @@ def test_bytes_in_a_json_row_are_base64_and_numbers_that_json_lacks_are_null() -
     }
 
 
+def test_times_with_nanoseconds_are_exact() -> None:
+    """Python has no type for them, and PyArrow only with pandas, without which it refuses them."""
+    sink = io.BytesIO()
+    at = 1_700_000_000_000_000_000
+    columns = {
+        "at": pa.array([at + 123, at, at + 1_500_000_001, None, -1], pa.timestamp("ns")),
+        "there": pa.array([at + 123, at, at + 1_500_000_001, None, -1], pa.timestamp("ns", "+09:00")),
+        "of_day": pa.array([5_000_000_001, 5_000_000_000, 7_000, None, 1], pa.time64("ns")),
+        "took": pa.array([5_000_000_001, 5_000_000_000, 90_000_000_000_000, None, 1_000_002], pa.duration("ns")),
+    }
+    pa.parquet.write_table(pa.table(columns), sink)
+    rows = [json.loads(row["value"]) for row in records(sink.getvalue(), Format.PARQUET)]
+    found = {name: [row[name] for row in rows] for name in columns}
+    assert found == {
+        "at": [
+            "2023-11-14 22:13:20.000000123",
+            "2023-11-14 22:13:20",
+            "2023-11-14 22:13:21.500000001",
+            None,
+            "1969-12-31 23:59:59.999999999",
+        ],
+        "there": [
+            "2023-11-15 07:13:20.000000123+09:00",
+            "2023-11-15 07:13:20+09:00",
+            "2023-11-15 07:13:21.500000001+09:00",
+            None,
+            "1970-01-01 08:59:59.999999999+09:00",
+        ],
+        "of_day": ["00:00:05.000000001", "00:00:05", "00:00:00.000007", None, "00:00:00.000000001"],
+        "took": ["0:00:05.000000001", "0:00:05", "1 day, 1:00:00", None, "0:00:00.001000002"],
+    }
+
+
+def test_a_value_without_a_type_of_pythons_is_refused_with_its_column() -> None:
+    sink = io.BytesIO()
+    pa.parquet.write_table(pa.table({"at": pa.array([1 << 50], pa.timestamp("ms"))}), sink)
+    with pytest.raises(InvalidRecord, match=r"column 'at' is timestamp\[ms\], and has a value that .*cast it"):
+        records(sink.getvalue(), Format.PARQUET)
+
+
 def test_every_kind_of_bytes_is_a_value_and_a_list_is_none() -> None:
     sink = io.BytesIO()
     raw = pa.array([b"\xff\xfe"])
