@@ -19,7 +19,6 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Final
 
 from broker.coordinator.internal_topics import refuse_internal
@@ -38,7 +37,7 @@ from broker.kafka.record_batches import (
     says_transactional,
 )
 from broker.kafka.transactions import KEEPS_NO_EPOCH_FROM
-from broker.partition.partition import Partition
+from broker.partition.partition import Partition, append_for_client
 from broker.quotas.heavy_work import HeavyWork, TooCostly
 from broker.replicas.replica_manager import ReplicaManager
 from broker.security.caller import Caller
@@ -165,26 +164,17 @@ class Produce:
             topic = self._topic(named, version, who)
             found = await self._checked(topic, part, request, version, who, checks, turns)
             partition, (batch, checked, traceparents), session_epoch = found
-            counted = self._replica_manager.counters.topic(topic.name)
-            end_offset = partition.log_end_offset
-            append = partition.append
-            if partition.traces is not None and traceparents:
-                append = partial(partition.traces.append, partition, traceparents)
-            try:
-                base_offset, append_time_ms = append(
-                    batch,
-                    partition.leader_epoch,
-                    None if request["acks"] == NO_ACK else answer,
-                    all_replicas=request["acks"] == ALL,
-                    checked=checked,
-                    session_epoch=session_epoch,
-                )
-            except RaftlogError:
-                counted.failed_produces += 1
-                raise
-            appended = partition.log_end_offset - end_offset  # 0 for a batch that was in the log already
-            counted.records_in += appended
-            counted.bytes_in += len(batch) if appended else 0
+            base_offset, append_time_ms = append_for_client(
+                partition,
+                self._replica_manager.counters.topic(topic.name),
+                traceparents,
+                batch,
+                partition.leader_epoch,
+                None if request["acks"] == NO_ACK else answer,
+                all_replicas=request["acks"] == ALL,
+                checked=checked,
+                session_epoch=session_epoch,
+            )
             if "error_code" not in result:
                 result["base_offset"] = base_offset
                 result["log_append_time_ms"] = append_time_ms

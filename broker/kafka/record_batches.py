@@ -297,8 +297,6 @@ def _slices(batch: Buffer, record_count: int) -> Iterator[list[Any]]:
 
 _LEAST_RECORD_BYTES: Final = 7
 """Length, attributes, timestamp delta, offset delta, key length, value length, number of headers."""
-_LEAST_HEADER_BYTES: Final = 2
-"""Length of the name, length of the value."""
 _WALK_BYTES: Final = 1 << 20
 """A record of fewer bytes is read within some ten milliseconds, whatever it has."""
 

@@ -23,6 +23,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from broker.clock import Clock
@@ -34,6 +35,7 @@ from broker.partition.follower_term import Following, LogCuts
 from broker.partition.leader_term import Acks, Leading
 from broker.server.lease import Lease, without_lease
 from raftlog._core.security.acls import INTERNAL_PREFIX
+from raftlog._core.traceparent import MAX_TRACES
 from raftlog.errors import (
     CorruptRecordError,
     DuplicateSequence,
@@ -64,6 +66,7 @@ from replication.leader_epochs import check_prefix
 from replication.ports import Diverging, Opening, Replica, Wake
 
 if TYPE_CHECKING:
+    from broker.observability.counters import TopicCounters
     from broker.observability.partition_traces import PartitionTraces
 
 logger = logging.getLogger(__name__)
@@ -899,3 +902,33 @@ class Partition:
         """Take the controller's answer; None: granted."""
         if self._leading is not None:
             self._leading.isr_answered(change, error)
+
+
+def append_for_client(
+    partition: Partition,
+    counted: TopicCounters,
+    traceparents: Sequence[str],
+    batch: Buffer,
+    leader_epoch: int,
+    answer: Answer | None,
+    *,
+    all_replicas: bool,
+    checked: BatchHeader | None,
+    session_epoch: int = -1,
+) -> tuple[int, int]:
+    """Append a batch as `Partition.append` does, with the spans of its records, and count it for its topic."""
+    end_offset = partition.log_end_offset
+    append = partition.append
+    if partition.traces is not None and traceparents:
+        append = partial(partition.traces.append, partition, traceparents[:MAX_TRACES])
+    try:
+        result = append(
+            batch, leader_epoch, answer, all_replicas=all_replicas, checked=checked, session_epoch=session_epoch
+        )
+    except RaftlogError:
+        counted.failed_produces += 1
+        raise
+    appended = partition.log_end_offset - end_offset  # 0 for a batch that was in the log already
+    counted.records_in += appended
+    counted.bytes_in += len(batch) if appended else 0
+    return result

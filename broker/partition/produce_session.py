@@ -23,19 +23,17 @@ import math
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator, Sequence
-from functools import partial
 from typing import Final, Protocol, TypeVar
 
 from broker.coordinator.internal_topics import refuse_internal
 from broker.coordinator.transactions.verifier import ProducerChecks
 from broker.log.producer_state import REMEMBERED_BATCHES
-from broker.partition.partition import Partition
+from broker.partition.partition import Partition, append_for_client
 from broker.quotas.heavy_work import HeavyWork, forgetful
 from broker.quotas.manager import Meter, QuotaManager, charged_to, whole_ms
 from broker.replicas.replica_manager import TOPIC_ID_BYTES, ReplicaManager
 from broker.security.caller import EVERYTHING_ALLOWED, Caller, Decisions
 from broker.turns import SharedTurns
-from raftlog._core.traceparent import MAX_TRACES
 from raftlog.errors import (
     BrokerOverloaded,
     ChainBroken,
@@ -480,20 +478,16 @@ class ProduceSession:
         partition = self._replica_manager.find(head.topic_id, head.partition)
         if partition.is_internal:
             refuse_internal(partition.log.topic, "not written to by clients")
-        counted, end_offset = self._counters.topic(partition.log.topic), partition.log_end_offset
-        append = partition.append
-        if partition.traces is not None and head.traceparents:
-            append = partial(partition.traces.append, partition, head.traceparents[:MAX_TRACES])
-        try:
-            base_offset, append_time_ms = append(
-                part.records, head.leader_epoch, answer, all_replicas=request.acks == log_pb2.ALL, checked=checked
-            )
-        except RaftlogError:
-            counted.failed_produces += 1
-            raise
-        appended = partition.log_end_offset - end_offset  # 0 for a batch that was in the log already
-        counted.records_in += appended
-        counted.bytes_in += len(part.records) if appended else 0
+        base_offset, append_time_ms = append_for_client(
+            partition,
+            self._counters.topic(partition.log.topic),
+            head.traceparents,
+            part.records,
+            head.leader_epoch,
+            answer,
+            all_replicas=request.acks == log_pb2.ALL,
+            checked=checked,
+        )
         return base_offset, append_time_ms, partition.log.log_start_offset
 
     def _check_permissions(self, request: log_pb2.ProduceRequest, part: ProducePart) -> None:

@@ -10,15 +10,19 @@ import heapq
 import itertools
 import logging
 from collections import deque
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final
 
 from raftlog.errors import RaftlogError
 from raftmeta.image import MetadataImage
 from raftmeta.port import Change, Listener, Unsubscribe
 
+logger = logging.getLogger(__name__)
+
 MAX_CHANGES = 10_000
 MAX_RECORDS = 100_000
+READY_ATTEMPT_S: Final = 5.0
+READY_RETRY_S: Final = 0.1
 
 
 class ChangeHistory:
@@ -61,9 +65,6 @@ class ChangeHistory:
             newer.append(change)
         newer.reverse()
         return newer
-
-
-logger = logging.getLogger(__name__)
 
 
 class ImageFeed:
@@ -136,6 +137,28 @@ class ImageFeed:
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         heapq.heappush(self._waiters, (offset, next(self._order), waiter))
         await waiter
+
+    async def wait_ready(
+        self, barrier: Callable[[float], Awaitable[int]], is_final: Callable[[Exception], bool]
+    ) -> None:
+        """Return once an active controller has been heard and the image is as new as what it had committed by then.
+
+        `barrier`: asks, within so many seconds, for an offset that covers all that is committed. It is asked until it
+        answers, or fails with an error that `is_final`.
+        """
+        while True:
+            try:
+                offset = await barrier(READY_ATTEMPT_S)
+                async with asyncio.timeout(READY_ATTEMPT_S):
+                    await self.reached(offset)
+            except (TimeoutError, RaftlogError) as error:
+                if is_final(error):
+                    raise
+                logger.debug("not ready: %s", error)
+                await asyncio.sleep(READY_RETRY_S)  # it may have failed at once
+                continue
+            if self._image.controller_epoch > 0:
+                return
 
     def close(self, reason: RaftlogError) -> None:
         """Fail all waiting callers with `reason`."""

@@ -43,8 +43,6 @@ MOST_BEHIND_S: Final = 5.0
 """If each controller in turn is behind, each gets twice the time of the previous one, up to this. They may be slow
 rather than cut off, and every node that changes to them makes them slower."""
 CONNECT_TIMEOUT_S: Final = 2.0
-READY_ATTEMPT_S: Final = 5.0
-READY_RETRY_S: Final = 0.1
 MAX_SNAPSHOT_RECORDS: Final = 10_000_000
 INLINE_RECORDS: Final = 2_000
 """Up to this many records are applied on the event loop; a larger image is built in a thread."""
@@ -116,19 +114,15 @@ class ObservedMetadata:
 
     async def wait_ready(self) -> None:
         """Return once an active controller has been heard and `image` is as new as what it had committed by then."""
-        while True:
-            try:
-                offset = await self._channel.barrier(READY_ATTEMPT_S)
-                async with asyncio.timeout(READY_ATTEMPT_S):
-                    await self._reached(offset)
-            except (TimeoutError, RaftlogError) as error:
-                if self._closed or (isinstance(error, RaftlogError) and not error.retriable):
-                    raise
-                logger.debug("not ready: %s", error)
-                await asyncio.sleep(READY_RETRY_S)  # it may have failed at once
-                continue
-            if self._feed.image.controller_epoch > 0:
-                return
+
+        async def barrier(timeout_s: float) -> int:
+            offset = await self._channel.barrier(timeout_s)
+            self._note_committed(offset)
+            return offset
+
+        await self._feed.wait_ready(
+            barrier, lambda error: self._closed or (isinstance(error, RaftlogError) and not error.retriable)
+        )
 
     def waiting_for(self) -> str:
         """Return the unreachable controllers as text for a log line; "" while one is watched."""

@@ -43,8 +43,6 @@ logger = logging.getLogger(__name__)
 STEP_DOWN_TIMEOUT_S: Final = 1.0
 WATCH_S: Final = 0.005
 """How often a wait for what a cycle brings about looks again; only while starting and stopping."""
-READY_ATTEMPT_S: Final = 5.0
-READY_RETRY_S: Final = 0.1
 
 
 class QuorumMetadata:
@@ -158,19 +156,7 @@ class QuorumMetadata:
 
     async def wait_ready(self) -> None:
         """Return once an active controller has been heard and `image` is as new as what it had committed by then."""
-        while True:
-            try:
-                offset = await self._channel.barrier(READY_ATTEMPT_S)
-                async with asyncio.timeout(READY_ATTEMPT_S):
-                    await self._feed.reached(offset)
-            except (TimeoutError, RaftlogError) as error:
-                if self._closed or self._driver.failed:
-                    raise
-                logger.debug("not ready: %s", error)
-                await asyncio.sleep(READY_RETRY_S)  # it may have failed at once
-                continue
-            if self._feed.image.controller_epoch > 0:
-                return
+        await self._feed.wait_ready(self._channel.barrier, lambda _: self._closed or self._driver.failed)
 
     def waiting_for(self) -> str:
         """Return the missing voters as text for a log line; "" once there is a leader."""

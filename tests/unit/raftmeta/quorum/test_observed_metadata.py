@@ -18,7 +18,7 @@ from raftlog.v1 import metadata_pb2, metadata_pb2_grpc
 from raftlog.v1.controller_pb2 import HeartbeatResponse
 from raftlog.v1.metadata_pb2 import WatchResponse
 from raftmeta.image import MetadataImage
-from raftmeta.quorum import observed_metadata
+from raftmeta.quorum import image_feed, observed_metadata
 from raftmeta.quorum.config import Endpoint, ObserverConfig
 from raftmeta.quorum.observed_metadata import ObservedMetadata, open_observed
 from tests.support.metadata import claim, image_after, register
@@ -245,6 +245,6 @@ def test_waiting_to_be_ready_pauses_between_attempts(monkeypatch: pytest.MonkeyP
         await eventually(lambda: len(asked_s) == 4, "attempts")
         waiting.cancel()
         pauses_s = [after - before for before, after in pairwise(asked_s)]
-        assert min(pauses_s) > 0.9 * observed_metadata.READY_RETRY_S
+        assert min(pauses_s) > 0.9 * image_feed.READY_RETRY_S
 
     observe(scenario)
