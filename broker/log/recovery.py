@@ -194,7 +194,7 @@ def recover_log(
     """Open the log in `directory`; `marks` is None for a log without checkpoint. `now_ms`: wall clock.
 
     `was_clean`: the last process fsynced the log and its names before it ended, so what ends at the recovery point is
-    not fsynced again. With thousands of logs those fsyncs are most of a start.
+    not fsynced again: thousands of logs would need as many fsyncs before a broker is ready.
 
     Raises:
         CorruptRecordError: damage below the recovery point or the high watermark; names file and position.

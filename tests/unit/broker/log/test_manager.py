@@ -443,7 +443,7 @@ def syncs_of_a_start(storage: MemoryStorage) -> tuple[list[str], LogManager]:
 
 @pytest.mark.parametrize("end", ["clean", "no mark", "no checkpoint of a log", "longer than its recovery point"])
 def test_after_a_clean_stop_logs_are_not_fsynced_again(end: str) -> None:
-    """With thousands of logs those fsyncs are most of a start. After any other end each log needs them."""
+    """Thousands of logs would need as many fsyncs at a start. After any other end each log needs them."""
     storage = MemoryStorage()
     manager = open_manager(storage)
     log = manager.create("t", TOPIC_ID, 0)
