@@ -394,6 +394,8 @@ class LogDir:
         self.storage = storage
         self.path = path
         self.directory_id = ""
+        self.was_clean = False
+        """Whether the last process closed the directory cleanly: all that it appended or renamed was fsynced."""
         self.clean_broker_epoch: int | None = None
         """The broker epoch of the last process, if that stopped cleanly and its mark holds the epoch."""
         self.offline_reason: StorageError | None = None
@@ -449,6 +451,7 @@ class LogDir:
         self.unsynced_topic_ids = self._served.unsynced_topic_ids
         mark = f"{self.path}/{CLEAN_SHUTDOWN}"
         if self.storage.exists(mark):
+            self.was_clean = True
             self.clean_broker_epoch = load_clean_shutdown(self.storage, self.path)
             self.storage.remove(mark)
             self.storage.sync_dir(self.path)

@@ -508,7 +508,7 @@ class LogManager:
         if log_dir.offline_reason is not None:
             return None
         try:
-            return self._recover(log_dir, path, metadata, self._defaults)
+            return self._recover(log_dir, path, metadata, self._defaults, was_clean=log_dir.was_clean)
         except (CorruptRecordError, OSError) as error:
             self._cannot_open(log_dir, path, metadata, error)
             return None
@@ -569,10 +569,26 @@ class LogManager:
         for log in self._logs.values():
             self._remove_given_up_marks(log.topic, log.partition)
 
-    def _recover(self, log_dir: LogDir, path: str, metadata: PartitionMetadata, config: LogConfig) -> PartitionLog:
+    def _recover(
+        self,
+        log_dir: LogDir,
+        path: str,
+        metadata: PartitionMetadata,
+        config: LogConfig,
+        *,
+        was_clean: bool = False,
+    ) -> PartitionLog:
         marks = log_dir.marks_of((metadata.topic_id, metadata.partition))
         now_ms = self._clock.now_ms()
-        recovered = recover_log(self._storage, path, marks, config.index_interval_bytes, self._producer_limits, now_ms)
+        recovered = recover_log(
+            self._storage,
+            path,
+            marks,
+            config.index_interval_bytes,
+            self._producer_limits,
+            now_ms,
+            was_clean=was_clean,
+        )
         return PartitionLog(metadata, log_dir, path, config, recovered, self._cache, now_ms)
 
     def serve(self, broker_epoch: int) -> None:

@@ -188,21 +188,30 @@ def recover_log(
     index_interval_bytes: int,
     limits: ProducerLimits,
     now_ms: int,
+    *,
+    was_clean: bool = False,
 ) -> RecoveredLog:
     """Open the log in `directory`; `marks` is None for a log without checkpoint. `now_ms`: wall clock.
+
+    `was_clean`: the last process fsynced the log and its names before it ended, so what ends at the recovery point is
+    not fsynced again: thousands of logs would need as many fsyncs before a broker is ready.
 
     Raises:
         CorruptRecordError: damage below the recovery point or the high watermark; names file and position.
     """
-    recovery = _Recovery(storage, directory, marks, index_interval_bytes)
+    recovery = _Recovery(storage, directory, marks, index_interval_bytes, was_clean=was_clean)
     recovered = recovery.run()
     recovery.read_producers(recovered, limits, now_ms)
     return recovered
 
 
 class _Recovery:
-    def __init__(self, storage: Storage, directory: str, marks: Marks | None, index_interval_bytes: int) -> None:
+    def __init__(
+        self, storage: Storage, directory: str, marks: Marks | None, index_interval_bytes: int, *, was_clean: bool
+    ) -> None:
         self.storage = storage
+        self.was_synced = was_clean and marks is not None
+        """Whether everything up to the recovery point, and the files' names, are on the disk."""
         self.directory = directory
         self.marks = marks
         self.index_interval_bytes = index_interval_bytes
@@ -448,8 +457,10 @@ class _Recovery:
                     segment.next_offset,
                 )
                 self._rename_away([dropped.base_offset for dropped in reversed(rest)])
-            index.cut_files(self.storage, segment.stem)
-            if number > 0 or segment.size == 0 or segment.next_offset > self.recovery_point:
+            if not (self.was_synced and index.fills(self.sizes)):
+                index.cut_files(self.storage, segment.stem)
+            empty = segment.size == 0 and not self.was_synced
+            if number > 0 or empty or segment.next_offset > self.recovery_point:
                 self.storage.sync_dir(self.directory)  # the last process may have ended before it
             return [*segments[:number], segment]
         raise AssertionError("the last segment has no rest")
@@ -513,7 +524,8 @@ class _Recovery:
                 expected,
             )
             file.truncate(position)
-        file.datasync()  # its bytes and its length may be in the page cache only
+        if not (self.was_synced and position == size and expected <= self.recovery_point):
+            file.datasync()  # its bytes and its length may be in the page cache only
         segment.end = (expected, position)
         segment.max_timestamp_ms = max_timestamp_ms
         segment.opened = OpenSegment(file, index)

@@ -26,7 +26,7 @@ import threading
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -201,6 +201,13 @@ class SegmentIndex:
                 file = storage.open(stem + suffix)
                 file.truncate(self._stored * entry_bytes)
                 file.datasync()
+
+    def fills(self, sizes: Mapping[str, int]) -> bool:
+        """Whether the files, those of them that are among `sizes` (by name), end with the last entry of this index."""
+        return all(
+            sizes.get(f"{self.base_offset:020d}{suffix}") in (None, self._stored * entry_bytes)
+            for suffix, entry_bytes in _INDEX_FILES
+        )
 
     def sync(self, storage: Storage, stem: str) -> None:
         """Make both files durable. A start checks each entry, so a failure does not take the directory offline."""

@@ -13,7 +13,7 @@ import pytest
 
 from broker.log.config import LogConfig
 from broker.log.flush import GroupCommit
-from broker.log.log_dir import LogDirLocked
+from broker.log.log_dir import CLEAN_SHUTDOWN, LogDirLocked, store_marks
 from broker.log.manager import LogManager
 from broker.log.partition_log import PartitionLog
 from broker.log.storage import OsStorage, replace_file
@@ -432,6 +432,61 @@ def test_what_the_last_process_left_is_not_forgotten_before_the_controllers_know
     assert killed(storage).unsynced_topic_ids == frozenset()
 
 
+def syncs_of_a_start(storage: MemoryStorage) -> tuple[list[str], LogManager]:
+    """Open the logs; return which of their files and directories were fsynced for that."""
+    syncs: list[str] = []
+    storage.on_step = lambda op, path: syncs.append(path) if op in ("datasync", "sync_dir") else None
+    manager = open_manager(storage)
+    storage.on_step = lambda op, path: None
+    return sorted(path.removeprefix(f"{LOG_DIR}/") for path in syncs if "-0" in path), manager
+
+
+@pytest.mark.parametrize("end", ["clean", "no mark", "no checkpoint of a log", "longer than its recovery point"])
+def test_after_a_clean_stop_logs_are_not_fsynced_again(end: str) -> None:
+    """Thousands of logs would need as many fsyncs at a start. After any other end each log needs them."""
+    storage = MemoryStorage()
+    manager = open_manager(storage)
+    log = manager.create("t", TOPIC_ID, 0)
+    append(log)
+    manager.create("empty", OTHER_TOPIC_ID, 0)
+    if end == "no mark":
+        log.flush()
+        manager.checkpoint()
+        manager.close(clean=False)
+    else:
+        manager.close()
+    segment = f"{log.directory}/{0:020d}.log"
+    synced = segment.removeprefix(f"{LOG_DIR}/")
+    storage.crash(None)
+    if end == "longer than its recovery point":
+        content = bytes(storage.content(segment))
+        storage.open(segment).write([content[: len(content) // 2]], len(content))
+    if end == "no checkpoint of a log":
+        store_marks(storage, LOG_DIR, {})
+    syncs, manager = syncs_of_a_start(storage)
+    empty = [f"empty-0/{0:020d}.log", "empty-0"]
+    match end:
+        case "clean":
+            assert syncs == []
+        case "longer than its recovery point":
+            assert synced in syncs
+            assert not set(syncs) & set(empty)
+        case _:
+            assert set(syncs) >= {synced, *empty}
+    reopened = manager.get(TOPIC_ID, 0)
+    assert reopened is not None
+    assert reopened.log_end_offset == log.log_end_offset > 0
+
+
+def test_a_log_that_is_made_after_a_clean_stop_is_fsynced() -> None:
+    storage = MemoryStorage()
+    open_manager(storage).close()
+    manager = open_manager(storage)
+    append_and_flush(manager.create("t", TOPIC_ID, 0))
+    storage.crash(None)
+    assert open_manager(storage).get(TOPIC_ID, 0) is not None
+
+
 # Several at a time
 
 
@@ -458,6 +513,8 @@ def test_logs_are_made_durable_and_recovered_several_at_a_time() -> None:
         manager.create("empty", OTHER_TOPIC_ID, partition)
     storage.where = f"{LOG_DIR}/t-"  # whose leader epochs are to be stored
     manager.close()
+    storage.remove(f"{LOG_DIR}/{CLEAN_SHUTDOWN}")
+    storage.sync_dir(LOG_DIR)
     storage.crash(None)
     storage.where = f"{LOG_DIR}/empty-"  # which are made durable before they are served
     told: list[int] = []
