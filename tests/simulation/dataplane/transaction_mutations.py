@@ -155,7 +155,7 @@ TRANSACTION_MUTATIONS: dict[str, Mutation] = {
         Rewrite(
             "broker.coordinator.groups.transactional:commit",
             "change.draft.set_pending(",
-            "change.draft.set_offset(partition, committed)\n            change.draft.set_pending(",
+            "change.draft.set_offset(partition, committed)\n        change.draft.set_pending(",
         ),
     ),
     "offsets of aborted transactions count": _bug(
