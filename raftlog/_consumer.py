@@ -70,6 +70,17 @@ class RebalanceListener:
         return self.on_partitions_revoked(partitions)
 
 
+def check_listener(listener: RebalanceListener) -> None:
+    """Raise TypeError if the listener lacks a method, which would be called only when partitions move."""
+    names = ("on_partitions_assigned", "on_partitions_revoked", "on_partitions_lost")
+    missing = [name for name in names if not callable(getattr(listener, name, None))]
+    if missing:
+        raise TypeError(
+            f"listener must be a RebalanceListener, not {type(listener).__name__}: it has no {', '.join(missing)}; "
+            "derive its class from raftlog.RebalanceListener, and override what you need"
+        )
+
+
 ALL_ROWS: Final = 1 << 62
 _LONGEST_NAME: Final = 249
 _TOPIC_NAME: Final = re.compile(rf"[a-zA-Z0-9._-]{{1,{_LONGEST_NAME}}}")
@@ -771,6 +782,7 @@ class Consumer(Client[ConsumerEngine], Generic[K, V]):
 
         Raises:
             InvalidRequestError: neither topics nor pattern, or both.
+            TypeError: the listener lacks a method of `RebalanceListener`.
             BrokerUnavailable: no broker answered within `default.api.timeout.ms`.
             TopicAuthorizationFailed: this user may not read some of the topics; the others are read.
             RaftlogError: the group refuses this member (GroupMaxSizeReached, UnsupportedAssignor, FencedInstanceId), or
@@ -778,6 +790,7 @@ class Consumer(Client[ConsumerEngine], Generic[K, V]):
         """
         names, compiled = as_names(topics, pattern)
         if listener is not None:
+            check_listener(listener)
             self._of_group("a listener").listener = listener
         self._unread.put_back(self._engine)
         group = self._group

@@ -28,6 +28,7 @@ from raftlog._core.cluster import TopicView
 from raftlog._core.traceparent import MAX_TRACES, TRACE_ID
 from raftlog.errors import BrokerUnavailable, InvalidPartitions, InvalidRequestError, MessageTooLarge, RaftlogError
 from raftlog.format import HEADERS_TYPE, MAX_RECORDS, Codec, Columns, decode_batch, encode_batch, stamp_producer
+from raftlog.format.columns import binary_array, int64_array
 from raftlog.format.small_batch import FEW, SHORT_BYTES, encode_few
 from raftlog.types import Header, RecordMetadata
 
@@ -394,10 +395,10 @@ class Batch:
         if len(runs) > 1:
             starts = [index for index, _ in runs]
             counts = np.diff(np.array([*starts, self.count]))
-            timestamps = pa.array(np.repeat(np.array([at for _, at in runs], np.int64), counts))
+            timestamps = int64_array(np.repeat(np.array([at for _, at in runs], np.int64), counts))
         columns = Columns(
-            pa.array(self.values, pa.binary()),
-            key=pa.array(self.keys, pa.binary()) if self.keys is not None else None,
+            binary_array(self.values),
+            key=binary_array(self.keys) if self.keys is not None else None,
             headers=pa.array(self.headers, HEADERS_TYPE) if self.headers is not None else None,
             timestamp_ms=timestamps,
         )
@@ -464,7 +465,7 @@ class Batch:
         assert self.count > 1
         decoded = decode_batch(self.encoded, check_checksum=False, trusted=True)
         names = decoded.columns.schema.names
-        timestamps = pa.array(np.fromiter(map(self.timestamp_ms, range(self.count)), np.int64, self.count))
+        timestamps = int64_array(np.fromiter(map(self.timestamp_ms, range(self.count)), np.int64, self.count))
         found = {name: decoded.columns.column(name) for name in names}
         middle = self.count // 2
 

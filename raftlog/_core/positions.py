@@ -24,6 +24,7 @@ from raftlog._core.cluster import ClusterCache
 from raftlog.errors import CorruptRecordError, RaftlogError, UnsupportedVersion
 from raftlog.format import HEADERS_TYPE, Attributes, BatchHeader, Buffer, decode_batch, parse_batch, parse_header
 from raftlog.format.aborted import AbortedRanges
+from raftlog.format.columns import binary_array, int64_array
 from raftlog.format.header import check_header
 from raftlog.types import Record, TopicPartition
 
@@ -243,7 +244,7 @@ def table(chunks: Iterable[Rows], topics: Sequence[str]) -> Any:
 
     `topics` is the dictionary of the topic column; it must name the topic of every chunk.
     """
-    dictionary = pa.array(topics, pa.utf8())
+    dictionary = binary_array([topic.encode() for topic in topics]).view(pa.utf8())
     index_of = {topic: index for index, topic in enumerate(topics)}
     batches = [_batch(rows, index_of[rows.topic_partition.topic], dictionary) for rows in chunks]
     return pa.Table.from_batches(batches, schema=TABLE_SCHEMA)
@@ -259,13 +260,13 @@ def _batch(rows: Rows, topic_index: int, dictionary: Any) -> Any:
     if at_ms is None:
         timestamps = rows.column("timestamp_ms").view(TIMESTAMP_TYPE)
     else:
-        timestamps = _int64_array(np.full(count, at_ms, np.int64), TIMESTAMP_TYPE)
+        timestamps = int64_array(np.full(count, at_ms, np.int64), TIMESTAMP_TYPE)
     key, headers = rows.column("key"), rows.column("headers")
     return pa.RecordBatch.from_arrays(
         [
             pa.DictionaryArray.from_arrays(_constant(topic_index, count), dictionary, safe=False),
             _constant(rows.topic_partition.partition, count),
-            _int64_array(offsets, pa.int64()),
+            int64_array(offsets),
             timestamps,
             key if key is not None else _nulls(pa.binary(), _rounded(count)).slice(0, count),
             rows.column("value"),
@@ -273,10 +274,6 @@ def _batch(rows: Rows, topic_index: int, dictionary: Any) -> Any:
         ],
         schema=TABLE_SCHEMA,
     )
-
-
-def _int64_array(numbers: Any, kind: Any) -> Any:
-    return pa.Array.from_buffers(kind, len(numbers), [None, pa.py_buffer(numbers)], 0)
 
 
 MAX_COMPLAINTS: Final = 6

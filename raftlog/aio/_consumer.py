@@ -30,6 +30,7 @@ from raftlog._consumer import (
     as_partitions,
     check_group_id,
     check_group_options,
+    check_listener,
     check_offset,
     check_times,
     gone_already,
@@ -274,6 +275,7 @@ class Consumer(Client[ConsumerEngine], Generic[K, V]):
 
         Raises:
             InvalidRequestError: neither topics nor pattern, or both.
+            TypeError: the listener lacks a method of `RebalanceListener`.
             BrokerUnavailable: no broker answered within `default.api.timeout.ms`.
             TopicAuthorizationFailed: this user may not read some of the topics; the others are read.
             RaftlogError: the group refuses this member (GroupMaxSizeReached, UnsupportedAssignor, FencedInstanceId), or
@@ -281,6 +283,7 @@ class Consumer(Client[ConsumerEngine], Generic[K, V]):
         """
         names, compiled = as_names(topics, pattern)
         if listener is not None:
+            check_listener(listener)
             self._of_group("a listener").listener = listener
         self._unread.put_back(self._engine)
         group = self._group

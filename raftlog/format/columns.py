@@ -15,9 +15,11 @@ inflate limits.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, Final, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from raftlog.errors import CorruptRecordError
@@ -154,6 +156,30 @@ def _check_message(body: Any, shape: int) -> None:
             f"the Arrow message has {counts[0]} field nodes and {counts[1]} buffers, "
             f"the attributes call for {_expected_counts(shape)}"
         )
+
+
+def binary_array(cells: Sequence[bytes | None]) -> Any:
+    """Return a `pyarrow.Array` of binary cells, None for null, as `pyarrow.array` does.
+
+    The first call of `pyarrow.array` imports pandas where it is installed: for a second or more the event loop of all
+    clients would stand still.
+    """
+    valid = None
+    if None in cells:
+        is_there = np.fromiter((cell is not None for cell in cells), np.bool_, len(cells))
+        valid = pa.py_buffer(np.packbits(is_there, bitorder="little"))
+    there = [cell or b"" for cell in cells]
+    offsets = np.zeros(len(cells) + 1, np.int32)
+    np.cumsum(np.fromiter(map(len, there), np.int32, len(cells)), out=offsets[1:])
+    return pa.Array.from_buffers(pa.binary(), len(cells), [valid, pa.py_buffer(offsets), pa.py_buffer(b"".join(there))])
+
+
+def int64_array(numbers: Any, kind: Any = None) -> Any:
+    """Return a `pyarrow.Array` of a NumPy array of int64 without nulls, whose memory it shares.
+
+    `kind`: int64 by default, or another type of such numbers.
+    """
+    return pa.Array.from_buffers(kind or pa.int64(), len(numbers), [None, pa.py_buffer(numbers)], 0)
 
 
 def encode_body(columns: Any) -> Any:

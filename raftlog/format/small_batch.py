@@ -16,7 +16,7 @@ import google_crc32c
 import pyarrow as pa
 
 from raftlog.errors import InvalidRecord
-from raftlog.format.columns import encode_body, message_layout, schema_for
+from raftlog.format.columns import binary_array, encode_body, message_layout, schema_for
 from raftlog.format.header import (
     CODEC_MASK,
     HEADER_BYTES,
@@ -56,9 +56,7 @@ class _Template(NamedTuple):
 @cache
 def _template(columns: int) -> _Template:
     attributes = _KEY if columns == 2 else 0  # key and value
-    # Not by `pa.array`, whose first call imports pandas where it is installed: a second before the first record.
-    cell = [None, pa.py_buffer(struct.pack("<2i", 0, 1)), pa.py_buffer(b"-")]
-    array = pa.Array.from_buffers(pa.binary(), 1, cell)
+    array = binary_array([b"-"])
     message = encode_body(pa.RecordBatch.from_arrays([array] * columns, schema=schema_for(attributes)))
     layout = message_layout(message)
     return _Template(

@@ -300,3 +300,15 @@ async def test_deliveries_show_their_state_under_their_public_names(cluster: Fak
     assert repr(batch) == "<BatchDelivery 1 of 1 batches acknowledged>"
     assert repr(producer).startswith(f"<aio.Producer {cluster.bootstrap} ")
     assert repr(producer).endswith(" closed>")
+
+
+def test_a_listener_without_a_method_is_refused_before_any_partition_moves() -> None:
+    class OnlyAssigned:
+        def on_partitions_assigned(self, partitions: object) -> None: ...
+
+    listener: Any = OnlyAssigned()
+    with (
+        raftlog.Consumer("127.0.0.1:1", group_id="g") as consumer,
+        pytest.raises(TypeError, match="not OnlyAssigned: it has no on_partitions_revoked, on_partitions_lost"),
+    ):
+        consumer.subscribe(["t"], listener=listener)

@@ -24,6 +24,7 @@ from raftlog.format import (
     validate_produced,
     with_append_time,
 )
+from raftlog.format.columns import binary_array
 from raftlog.format.header import build_batch
 from raftlog.format.small_batch import FEW, SHORT_BYTES, encode_few, is_of_few
 from tests.support.batches import batch_of, codecs, columns
@@ -222,3 +223,11 @@ def test_nulls_and_other_columns_are_left_to_arrow() -> None:
         batch = encode_batch(given_columns, 5)
         assert not is_of_few(batch, parse_batch(batch))
         assert validate_produced(batch).record_count == 2
+
+
+@given(st.lists(st.none() | st.binary(max_size=9), max_size=40))
+def test_binary_cells_are_the_same_array_as_by_pyarrow(cells: list[bytes | None]) -> None:
+    found = binary_array(cells)
+    found.validate(full=True)
+    assert found.equals(pa.array(cells, pa.binary()))
+    assert found.null_count == cells.count(None)
