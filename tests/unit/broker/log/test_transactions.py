@@ -369,6 +369,10 @@ def test_a_record_is_visible_also_where_records_of_open_transactions_are_deleted
     play([step for step in script if step[0] != "harm"])
 
 
+def test_where_the_log_starts_within_a_batch_at_its_last_stable_offset_nothing_is_visible() -> None:
+    play([("produce", 0, 1), ("produce", -1, 2), *[("produce", 0, 1)] * 4, ("settle",), ("trim", 0, 0.3)])
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_long_histories_over_many_segments(seed: int) -> None:
     """Many segments, and transactions over several of them."""
