@@ -1,8 +1,8 @@
 """What is installed here: the server's packages, how processes of them start and keep memory, which extras are missing.
 
-The server (`broker`, `raftmeta`, `replication`) is an application. A wheel carries it under `raftlog/_server`, in a
-checkout it lies beside `raftlog`; either way it runs as a process of its own with that directory first on its path
-and without the working directory on it (`-P`), so that a user's own `broker.py` neither breaks it nor is broken.
+The server (`broker`, `raftmeta`, `replication`) is an application. A wheel carries it under `raftlog/_server`; in a
+checkout it lies beside `raftlog`. Either way it runs as a process of its own. Its path begins with that directory, and
+does not have the working directory (`-P`): so a user's own `broker.py` neither breaks it nor is broken.
 
 `pip install .` installs what the clients need; server and command line need extras (ADR 0005).
 """

@@ -299,9 +299,9 @@ def leaves_it_to(image: MetadataImage, ref: PartitionRef, silent: Set[int]) -> b
     """Whether `settle` would take members out of the ISR and leave only `silent` ones in it.
 
     The image calls these brokers live, but their heartbeats are missing (`BrokerSessions.is_silent`). When all brokers
-    have died at once, those that return would leave the ISR in favor of one that does not, and the partition would have
-    no leader as long as that one is away. So the controller waits until it has heard or fenced the silent ones, which
-    takes at most a session.
+    have died at once, and some return, the ISR would lose them and keep one that does not return. The partition would
+    have no leader as long as that one is away. So the controller waits until it has heard or fenced the silent ones,
+    which takes at most a session.
     """
     topic, partition = image.topics.get(ref.topic_id), image.partition(ref.topic_id, ref.partition)
     if topic is None or partition is None or not silent:

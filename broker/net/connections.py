@@ -6,8 +6,8 @@ connections themselves and ask it first. gRPC accepts its own: it enforces max.c
 limits. So clients reach gRPC directly, without a copy of a byte.
 
 By then gRPC has paid for the connection: memory, a TLS handshake, a timer. So the watch also counts the connections of
-each network that turn out to be of no use (`UnusedConnections`), and where they come too fast, `SynFilter` has the
-kernel drop that network's further attempts for a while.
+each network on which no user logs in, or that a limit refuses (`UnusedConnections`). If they come too fast, `SynFilter`
+has the kernel drop that network's further attempts for a while.
 
 A connection that is refused is closed before it is served. A client sees that as a broken connection, and tries again.
 

@@ -11,10 +11,11 @@ A token is accepted if
   `sasl.oauthbearer.clock.skew.seconds`
 - the claim `sasl.oauthbearer.sub.claim.name` is a name that a user can have
 
-A JSON Web Key Set comes from a file, which is read again when it changes, or from a URL, which is asked again every
-`sasl.oauthbearer.jwks.endpoint.refresh.ms`, and sooner, but not more often than REFRESH_AT_LEAST_S, after a token with
-an unknown key. What cannot be read leaves the previous keys in use. A URL has to be one of
+A JSON Web Key Set comes from a file or a URL. The file is read again when it changes. The URL is asked again every
+`sasl.oauthbearer.jwks.endpoint.refresh.ms`, and sooner after a token with an unknown key, but at most once in
+REFRESH_AT_LEAST_S. An unreadable file or answer leaves the previous keys in use. A URL has to be one of
 `sasl.oauthbearer.allowed.urls`.
+
 No redirect and no proxy is followed, and no address that is not public is asked, unless
 `sasl.oauthbearer.private.addresses.allow` says so: neither a wrong setting nor a name server makes the broker ask its
 own network (server-side request forgery). The connection goes to the address that was checked.

@@ -409,7 +409,7 @@ class MetadataCache:
             await self._answer(self._question(names, all_topics=all_topics or self._is_all_wanted(max_age_s)))
 
     def _is_all_wanted(self, max_age_s: float) -> bool:
-        """Whether somebody asks for all topics every so often: one answer then serves those who ask for some, too."""
+        """Whether a caller asks for all topics every so often: one answer then serves those that ask for some, too."""
         since_s = asyncio.get_running_loop().time() - ALL_TOPICS_AGES * max_age_s
         return max_age_s > 0 and self._all_wanted_s >= since_s
 

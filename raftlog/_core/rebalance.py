@@ -10,9 +10,9 @@ So a broker gives away only its surplus, and a moved replica is copied once, how
 A broker that takes nothing (fenced, drained, cordoned) keeps its replicas.
 
 How `even_out` works: if `best(u, v)` names a thing, it may move from `u` to `v`, directly or along a chain of holders.
-Every step lowers the sum of the squares of the loads, so it terminates. If only the present holders of a thing decide
-where it may go, then at the end no chain leads from a holder to one that has two less, and that sum is minimal (a flow
-of convex cost): loads differ by at most one wherever that is possible. Steps start at the fullest holder and go first
+Every step lowers the sum of the squares of the loads, so it terminates. At the end no chain leads from a holder to one
+that has two less. If only the present holders of a thing decide where it may go, the sum is then minimal (a flow of
+convex cost): loads differ by at most one wherever that is possible. Steps start at the fullest holder and go first
 to holders below the mean: each removes a surplus and fills a gap, so there are as few direct steps as possible.
 """
 

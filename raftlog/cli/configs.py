@@ -170,13 +170,11 @@ def set_keys(
 ) -> None:
     """Change settings of a topic or a broker, or log levels of a broker, which last until it restarts.
 
-    Examples:
+    Example: raftlog config set topic events retention.ms=7d segment.bytes=64MiB
 
-      raftlog config set topic events retention.ms=7d segment.bytes=64MiB
+    Example: raftlog config set broker default log.retention.ms=3d
 
-      raftlog config set broker default log.retention.ms=3d
-
-      raftlog config set broker-logger 1 broker.log=DEBUG
+    Example: raftlog config set broker-logger 1 broker.log=DEBUG
     """
     target, changes = _target(resource, name), key_value_pairs(pairs)
     with connect_admin(bootstrap) as admin:
@@ -195,11 +193,9 @@ def unset(
 ) -> None:
     """Set settings of a topic or a broker, or log levels of a broker, back to their defaults.
 
-    Examples:
+    Example: raftlog config unset topic events retention.ms
 
-      raftlog config unset topic events retention.ms
-
-      raftlog config unset broker-logger 1 broker.log
+    Example: raftlog config unset broker-logger 1 broker.log
     """
     target = _target(resource, name)
     with connect_admin(bootstrap) as admin:

@@ -265,10 +265,11 @@ def doctor(
 ) -> None:
     """Look for problems of a cluster, and say what to do about each.
 
-    It only reads, and changes nothing. An error: something does not work, or records are lost. A warning: that will
-    happen after one more failure, or after some time. A note: the state may be intended. Exit code 0: only notes were
-    found, or nothing; 1: errors or warnings were found, or the cluster does not answer. A check that cannot get the
-    answers that it needs counts as a warning.
+    It only reads, and changes nothing. An error: something does not work, or records are lost. A warning: one more
+    failure, or some time, will lead to an error. A note: the state may be intended.
+
+    Exit code 0: it found nothing, or only notes. 1: it found errors or warnings, or the cluster does not answer. A
+    check that cannot get the answers that it needs counts as a warning.
 
     Example: raftlog doctor --output json --fail-on error
     """

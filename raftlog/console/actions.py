@@ -31,7 +31,7 @@ Fields = Mapping[str, str]
 
 
 def _name_safely(record: logging.LogRecord) -> bool:
-    """Write names, which anybody may type into the login page, so that none looks like a line of its own."""
+    """Write names so that none looks like a line of its own: any visitor may type one into the login page."""
     if isinstance(record.args, tuple):
         record.args = tuple(_in_one_line(each) if isinstance(each, str) else each for each in record.args)
     return True

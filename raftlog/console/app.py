@@ -131,7 +131,7 @@ class Settings:
 
     `client`: config of clients, as --client-config has it. `with_login`: people log in with users of the cluster.
     `certificates`: they log in with certificates, not with names and passwords.
-    `acts_as`: the user of `client`, in words, as which the console acts for everybody; empty: none.
+    `acts_as`: the user of `client`, in words, if the console acts as this one user for all; else empty.
     `hosts`: the names under which browsers may address it, none: any. `tls`: whether it serves https.
     """
 

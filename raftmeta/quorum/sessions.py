@@ -15,10 +15,10 @@ A lease must not be used with an old image. A broker that was fenced and has ret
 leaderships it has lost, so it gets a lease only once it has applied the metadata offset at which it became live. A
 newly elected controller does not know those offsets; it asks every broker to reach its own.
 
-It is safe to fence after a session, or after a lease if the stream broke, because of the argument below and because
-every lease that a broker may hold was requested by a heartbeat sent no later than the time from which its session
-counts. That time is the last heartbeat received, or the election of this controller. A deposed controller's grants
-were confirmed by a majority that had not elected this one yet, so they were requested before its election.
+It is safe to fence after a session, or after a lease if the stream broke. A session counts from the last heartbeat
+received, or from the election of this controller. Every lease that the broker may hold was requested by a heartbeat
+sent no later than that: a deposed controller's grants were confirmed by a majority that had not elected this one yet,
+so they were requested before its election. The rest is the argument below.
 
 A broker leads a partition while its image says so *and* its lease is valid. A controller that elects another leader
 waits until that lease has expired, so two brokers never lead at once, regardless of the network, the scheduler and

@@ -253,11 +253,9 @@ def describe(
     some values are unknown, and notes on stderr name them. --output json prints an array of groups, even for a single
     one.
 
-    Examples:
+    Example: raftlog group describe billing
 
-      raftlog group describe billing
-
-      raftlog group describe --all-groups --state stable --output json
+    Example: raftlog group describe --all-groups --state stable --output json
     """
     missing: list[RaftlogError] = []
     absent: list[RaftlogError] = []

@@ -233,13 +233,11 @@ def reset_offsets(
 
     An offset before the log's start, or after its end, becomes the start or the end. A missing group is created.
 
-    Examples:
+    Example: raftlog group reset-offsets billing --topic orders --to-earliest
 
-      raftlog group reset-offsets billing --topic orders --to-earliest
+    Example: raftlog group reset-offsets billing --all-topics --by-duration 2h --execute
 
-      raftlog group reset-offsets billing --all-topics --by-duration 2h --execute
-
-      raftlog group reset-offsets billing --topic orders:0,1 --shift-by=-100 --export to.csv
+    Example: raftlog group reset-offsets billing --topic orders:0,1 --shift-by=-100 --export to.csv
     """
     target = _target(to_earliest, to_latest, to_current, to_offset, shift_by, to_datetime, by_duration, from_file)
     if target.plan is not None and (topic or all_topics):

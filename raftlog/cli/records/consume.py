@@ -135,17 +135,15 @@ def consume(
     With --group, the command commits the records that it has printed: the group continues after them. --from-beginning
     then applies only to partitions without a committed offset.
 
-    Examples:
+    Example: raftlog consume events
 
-      raftlog consume events
+    Example: raftlog consume events --from-beginning --no-follow --output json
 
-      raftlog consume events --from-beginning --no-follow --output json
+    Example: raftlog consume events --partition 0 --offset 100 --max 10 --print-key
 
-      raftlog consume events --partition 0 --offset 100 --max 10 --print-key
+    Example: raftlog consume events orders --from-time 2h --no-follow --format '%t %p %o %T %k %v\\n'
 
-      raftlog consume events orders --from-time 2h --no-follow --format '%t %p %o %T %k %v\\n'
-
-      raftlog consume events --group billing --from-beginning
+    Example: raftlog consume events --group billing --from-beginning
     """
     begins = [from_beginning, *(each is not None for each in (offset, from_time, last))]
     if sum(begins) > 1:

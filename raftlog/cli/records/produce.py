@@ -522,13 +522,11 @@ def produce(
 ) -> None:
     """Send records from a file or standard input to a topic.
 
-    Examples:
+    Example: echo hello | raftlog produce events
 
-      echo hello | raftlog produce events
+    Example: raftlog produce events orders.csv --key-column customer --compression zstd
 
-      raftlog produce events orders.csv --key-column customer --compression zstd
-
-      raftlog produce events records.jsonl --output json
+    Example: raftlog produce events records.jsonl --output json
 
     JSON: an object on every line, with any of key and value (text or null; a value may be any JSON), key_base64 and
     value_base64 (bytes), headers ({"name": "text"} or [["name", "text"]]), partition, and timestamp (milliseconds since

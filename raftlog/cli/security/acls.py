@@ -625,9 +625,9 @@ def remove(
 ) -> None:
     """Remove all permissions that match the options; an option that is not given matches everything.
 
-    The command shows the permissions and asks first. Without --operation it removes the permissions for all operations,
-    without a host those for all hosts, without a principal those of all users, and without a topic, group or other
-    resource all of the principal's.
+    The command shows the permissions and asks first. It removes permissions for all operations without --operation, for
+    all hosts without a host, of all users without a principal, and for all resources without a topic, group or other
+    resource.
 
     Example: raftlog acl remove --allow-principal User:orders --operation Write --topic orders
 

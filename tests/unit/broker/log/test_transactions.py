@@ -357,18 +357,24 @@ def test_a_record_is_visible_if_and_only_if_its_transaction_has_committed(script
 
 @settings(max_examples=examples(0.6), deadline=None)
 @given(st.lists(STEPS, max_size=60))
-def test_also_where_indexes_are_lost(script: list[tuple[object, ...]]) -> None:
+def test_a_record_is_visible_also_where_indexes_are_lost(script: list[tuple[object, ...]]) -> None:
     play([step for step in script if step[0] != "trim"])
 
 
 @settings(max_examples=examples(0.6), deadline=None)
 @given(st.lists(STEPS, max_size=60))
-def test_also_where_records_of_open_transactions_are_deleted(script: list[tuple[object, ...]]) -> None:
+def test_a_record_is_visible_also_where_records_of_open_transactions_are_deleted(
+    script: list[tuple[object, ...]],
+) -> None:
     play([step for step in script if step[0] != "harm"])
 
 
+def test_where_the_log_starts_within_a_batch_at_its_last_stable_offset_nothing_is_visible() -> None:
+    play([("produce", 0, 1), ("produce", -1, 2), *[("produce", 0, 1)] * 4, ("settle",), ("trim", 0, 0.3)])
+
+
 @pytest.mark.parametrize("seed", range(12))
-def test_long_histories(seed: int) -> None:
+def test_long_histories_over_many_segments(seed: int) -> None:
     """Many segments, and transactions over several of them."""
     dice = Random(seed)
     history = TransactionHistory(replace(CONFIG, segment_bytes=dice.choice([700, 1_500, 4_000])))

@@ -171,7 +171,7 @@ class TestDescribe:
             assert "name groups, or give --all-groups" in ran.err
 
 
-def test_members(server: FakeCluster, run: Run) -> None:
+def test_members_have_their_assignments_and_what_moves(server: FakeCluster, run: Run) -> None:
     moving = member("m-one", {"a": [0]}, instance_id="worker-1", last_heartbeat_ms=40)
     moving.target[0].partitions[:] = [1]
     moving.pending_revocation.add(topic="b", partitions=[0])
@@ -257,7 +257,7 @@ class TestReset:
             (["--to-datetime", "2001-01-01"], 0),
         ],
     )
-    def test_goals(self, server: FakeCluster, run: Run, goal: list[str], offset: int) -> None:
+    def test_each_goal_sets_its_offset(self, server: FakeCluster, run: Run, goal: list[str], offset: int) -> None:
         group = server.groups.add("g", 2, {A0: 4})
         first_ms = parse_header(server.topics["a"].partitions[0].batches[0]).base_timestamp_ms
         ran = run("group", "reset-offsets", "g", "--all-topics", *goal, "--execute")

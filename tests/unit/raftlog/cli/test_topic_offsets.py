@@ -211,13 +211,13 @@ class TestMisspelt:
             ("consume", "a", "reading", "--no-follow"),
         ],
     )
-    def test_topics(self, server: FakeCluster, run: Run, command: tuple[str, ...]) -> None:
+    def test_a_misspelled_topic_is_guessed(self, server: FakeCluster, run: Run, command: tuple[str, ...]) -> None:
         server.create_topic("readings")
         ran = run(*command)
         assert (ran.code, ran.err.count("\n")) == (1, 1)
         assert ran.err.rstrip().endswith("; did you mean readings?")
 
-    def test_groups(self, server: FakeCluster, run: Run) -> None:
+    def test_a_misspelled_group_is_guessed(self, server: FakeCluster, run: Run) -> None:
         server.groups.add("billing", 1)
         for command in ("describe", "delete", "members"):
             ran = run("group", command, "biling")

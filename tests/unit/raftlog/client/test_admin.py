@@ -805,7 +805,7 @@ class TestOne:
         with pytest.raises(TransactionalIdNotFound):
             tool_admin.describe_transactions(["billing", "nobody"])
 
-    def test_aborted(self, tool_cluster: ToolCluster, tool_admin: Admin) -> None:
+    def test_a_transaction_is_aborted_once(self, tool_cluster: ToolCluster, tool_admin: Admin) -> None:
         tool_cluster.tools.transaction("billing", (7, 3), coordinator=2)
         tool_cluster.tools.refuse = [NotCoordinator("not I")]
         tool_admin.abort_transaction("billing")
@@ -815,7 +815,7 @@ class TestOne:
         with pytest.raises(TransactionalIdNotFound):
             tool_admin.abort_transaction("nobody")
 
-    def test_a_sink(self, tool_cluster: ToolCluster, tool_admin: Admin) -> None:
+    def test_a_sink_is_described_with_its_open_stages(self, tool_cluster: ToolCluster, tool_admin: Admin) -> None:
         tool_cluster.tools.sink("s", 4, "orders", coordinator=3)
         tool_cluster.tools.stage("s", 9, 5, {"a": [1, 0]})
         found = tool_admin.describe_sink("s")
@@ -840,7 +840,7 @@ class TestStages:
     def states(self, tool_admin: Admin) -> dict[int, str]:
         return {stage.producer_id: stage.state for stage in tool_admin.describe_sink("s").stages}
 
-    def test_those_of_a_batch(self, tool_cluster: ToolCluster, tool_admin: Admin) -> None:
+    def test_the_stages_of_one_batch_are_aborted(self, tool_cluster: ToolCluster, tool_admin: Admin) -> None:
         self.sink(tool_cluster)
         tool_cluster.tools.mislaid_answers = 1
         ended = tool_admin.abort_stages("s", 5)
@@ -853,7 +853,7 @@ class TestStages:
         assert tool_admin.abort_stages("s", 5) == []
         assert tool_admin.abort_stages("s", 4) == [], "a stage that is decided must not be aborted"
 
-    def test_all(self, tool_cluster: ToolCluster, tool_admin: Admin) -> None:
+    def test_without_a_batch_all_open_stages_are_aborted(self, tool_cluster: ToolCluster, tool_admin: Admin) -> None:
         self.sink(tool_cluster)
         assert [stage.producer_id for stage in tool_admin.abort_stages("s")] == [9, 10, 11]
         assert self.states(tool_admin)[12] == "prepare_commit"
@@ -863,7 +863,7 @@ class TestStages:
             "without an open stage only the last batch must be asked for"
         )
 
-    def test_of_no_sink(self, tool_admin: Admin) -> None:
+    def test_an_unknown_sink_has_no_stages_to_abort(self, tool_admin: Admin) -> None:
         with pytest.raises(TransactionalIdNotFound, match="there is no sink 'other'"):
             tool_admin.abort_stages("other")
 

@@ -232,7 +232,7 @@ def unnoticed(rescue: Callable[[], object], begun: Callable[[], object] = lambda
         assert not rescued.is_set(), "the signal must end the wait, but the rescue after it did"
 
 
-def test_an_alarm() -> None:
+def test_a_signal_ends_the_wait_for_an_alarm() -> None:
     alarm = Alarm()
     with pytest.raises(Signalled), unnoticed(alarm.set):
         alarm.wait()

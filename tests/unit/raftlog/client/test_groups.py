@@ -237,7 +237,7 @@ class TestStarts:
 
 
 class TestAsynchronous:
-    def test_everything_once(self, world: World) -> None:
+    def test_members_of_aio_read_every_record_once(self, world: World) -> None:
         world.send(8)
         options: dict[str, Any] = {"auto_offset_reset": "earliest", "auto_commit_interval_ms": 0}
         events: list[tuple[str, int]] = []
@@ -303,7 +303,7 @@ class TestAsynchronous:
 
 
 class TestCommits:
-    def test_forms(self, world: World) -> None:
+    def test_a_commit_takes_a_record_offsets_or_nothing(self, world: World) -> None:
         world.send(8)
         consumer = world.consumer(enable_auto_commit=False)
         consumer.subscribe("t")
@@ -626,7 +626,7 @@ class TestSessions:
 
     @pytest.mark.parametrize("group_id", ["", "x" * 256, 7])
     @pytest.mark.parametrize("client", [Consumer, aio.Consumer])
-    def test_names(self, group_id: Any, client: Any) -> None:
+    def test_a_group_id_has_1_to_255_characters(self, group_id: Any, client: Any) -> None:
         with pytest.raises(InvalidGroupId, match="1 to 255 characters"):
             client("127.0.0.1:1", group_id=group_id)
 

@@ -428,7 +428,7 @@ def test_a_cancelled_block_is_aborted(cluster: TransactionCluster) -> None:
     assert cluster.committed("t") == [b"yes"]
 
 
-def test_nobody_answers() -> None:
+def test_a_transaction_at_an_unreachable_broker_says_that_none_answers() -> None:
     unreachable = pytest.raises((RequestTimedOut, BrokerUnavailable), match=r"no broker answers at 127\.0\.0\.1:1")
     no_second_try: dict[str, Any] = {"reconnect_backoff_ms": 120_000}
     with Producer("127.0.0.1:1", transactional_id="x", max_block_ms=30_000, **no_second_try) as producer, unreachable:

@@ -244,7 +244,7 @@ class TestSession:
         assert member.opened(1.0).join.member_epoch == 0
 
     @pytest.mark.parametrize("instance_id", ["", "one"])
-    def test_leaving(self, instance_id: str) -> None:
+    def test_after_a_leave_no_message_changes_anything(self, instance_id: str) -> None:
         member = joined(0, instance_id=instance_id)
         request = member.leave()
         assert request is not None

@@ -383,7 +383,9 @@ AT_FOLLOWER = ReadSource(2, EPOCH, from_follower=True)
         (NEAR, cluster(leader=-1), 0.0, None),
     ],
 )
-def test_the_source(near: NearReplica | None, view: ClusterCache, now_ms: float, source: ReadSource | None) -> None:
+def test_a_partition_is_read_from_the_near_replica_or_its_leader(
+    near: NearReplica | None, view: ClusterCache, now_ms: float, source: ReadSource | None
+) -> None:
     assert read_source(state(near=near), view, now_ms) == source
 
 

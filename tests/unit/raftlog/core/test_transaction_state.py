@@ -145,7 +145,9 @@ def test_a_flush_that_takes_too_long_leaves_the_transaction_open() -> None:
         (FAILED, MessageTooLarge("the second"), FAILED),
     ],
 )
-def test_what_fails(phase: TransactionPhase, error: RaftlogError, then: TransactionPhase) -> None:
+def test_an_error_of_a_record_moves_to_the_phase_that_follows(
+    phase: TransactionPhase, error: RaftlogError, then: TransactionPhase
+) -> None:
     state = at(phase)
     assert state.fail(error) == (phase in (OPEN, FLUSHING))
     assert state.phase is then

@@ -590,7 +590,9 @@ def carried(message: RaftMessage) -> RaftMessage:
 
 
 @given(NUMBERS, NUMBERS, NUMBERS, NUMBERS, st.lists(st.tuples(st.binary(), NUMBERS, NUMBERS), max_size=5))
-def test_entries(term: int, commit: int, previous: int, previous_term: int, entries: list[Entry]) -> None:
+def test_entries_travel_as_they_were(
+    term: int, commit: int, previous: int, previous_term: int, entries: list[Entry]
+) -> None:
     message = carried(messages.append_entries(term, commit, previous, previous_term, entries))
     body = message.append_entries
     assert message.WhichOneof("body") == "append_entries"
@@ -600,7 +602,7 @@ def test_entries(term: int, commit: int, previous: int, previous_term: int, entr
 
 
 @given(NUMBERS, NUMBERS, st.booleans(), st.booleans(), st.none() | st.integers(0, 2**32 - 1))
-def test_answers(term: int, next_index: int, success: bool, reset: bool, chunk: int | None) -> None:
+def test_answers_travel_as_they_were(term: int, next_index: int, success: bool, reset: bool, chunk: int | None) -> None:
     message = carried(messages.append_answer(term, next_index, success=success, reset=reset, chunk=chunk))
     body = message.append_answer
     assert (message.sender_term, body.next_index, body.success, body.reset) == (term, next_index, success, reset)
@@ -608,7 +610,9 @@ def test_answers(term: int, next_index: int, success: bool, reset: bool, chunk: 
 
 
 @given(NUMBERS, NUMBERS, st.integers(0, 2**32 - 1), st.binary(), st.booleans(), st.booleans())
-def test_chunks(term: int, commit: int, sequence: int, data: bytes, first: bool, last: bool) -> None:
+def test_chunks_travel_as_they_were(
+    term: int, commit: int, sequence: int, data: bytes, first: bool, last: bool
+) -> None:
     body = carried(messages.snapshot_chunk(term, commit, sequence, data, first=first, last=last)).snapshot_chunk
     assert (body.term, body.commit_index, body.sequence, body.data) == (term, commit, sequence, data)
     assert (body.first, body.last, body.not_ready) == (first, last, False)
