@@ -649,12 +649,13 @@ class FollowerSession:
         if followed.state is State.OPENING:
             followed.state = State.FOLLOWING
         try:
+            # first the marks: a marker among the records says where its transaction begins above the leader's log start
+            followed.partition.take_marks(head.high_watermark, head.log_start_offset, followed.leader_epoch)
             if records:
                 followed.partition.append_replicated(
                     memoryview(records), followed.leader_epoch, followed.on_durable, head.traceparents
                 )
                 followed.attempts = 0
-            followed.partition.take_marks(head.high_watermark, head.log_start_offset, followed.leader_epoch)
         except RaftlogError as error:
             self._close(followed)
             self._note_damage(followed, error)

@@ -215,7 +215,10 @@ class FollowedPartition(Protocol):
         ...
 
     def take_marks(self, high_watermark: int, log_start_offset: int, leader_epoch: int) -> None:
-        """Raise the high watermark, up to the log's durable end, and the log start; other epochs are ignored."""
+        """Raise the high watermark, up to the log's durable end, and the log start; other epochs are ignored.
+
+        A later durable end raises them further. Called before the records of the same frame are appended.
+        """
         ...
 
     def truncate(self, diverging: Diverging, leader_epoch: int, done: Done) -> None:

@@ -24,6 +24,6 @@ The modules simulate what is around them, one concept each:
     shrink.py       reduces a failing run to fewer faults that fail in the same way
     hours.py        all kinds and scenarios in turn, for hours
     mutations.py    planted bugs, each of which some seed has to catch; mutation_table.py is the page about them
-    worlds.py       the simulations of coordinators' cores, and the bugs planted there
+    worlds.py       the simulations of parts of a broker, such as coordinators' cores, and the bugs planted there
     scenario.py     scripted faults, for stories that are told in a test
 """

@@ -24,7 +24,7 @@ LONGEST = 150
 
 
 def planted_bugs() -> dict[str, Mutation]:
-    """Return all of them by name: those of whole clusters, and those of coordinators' cores."""
+    """Return all of them by name: those of whole clusters, and those of parts of a broker."""
     return {**all_mutations(), **world_mutations()}
 
 

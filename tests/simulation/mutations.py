@@ -53,7 +53,7 @@ class Mutation:
     story: str | None = None
     """The story that is about it (`STORIES`), for what schedules come to rarely."""
     kind: str = "quorum"
-    """Which schedules hunt it (`runner.KINDS`), or which world of a coordinator's core (`worlds.WORLDS`)."""
+    """Which schedules hunt it (`runner.KINDS`), or which world of a part (`worlds.WORLDS`)."""
 
 
 def _in(target: str, old: str, new: str) -> Rewrite:
@@ -270,7 +270,7 @@ def all_mutations() -> dict[str, Mutation]:
 
 
 def world_mutations() -> dict[str, Mutation]:
-    """Return the planted bugs of coordinators' cores, which have simulations of their own."""
+    """Return the planted bugs of parts of a broker that have simulations of their own."""
     from tests.simulation.worlds import WORLDS
 
     return {

@@ -1,4 +1,7 @@
-"""The simulations of coordinators' cores (`groups`, `transactions`), and the bugs planted there, for the table."""
+"""The simulations of parts of a broker, and the bugs planted there, for the table.
+
+Cores of coordinators (`groups`, `transactions`), and replicas of a compacted log (`compaction`).
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from tests.simulation.compaction import mutations as compaction
+from tests.simulation.compaction.world import World as CompactionWorld
 from tests.simulation.groups import mutations as groups
 from tests.simulation.groups.transactions import TransactionWorld
 from tests.simulation.groups.world import World as GroupWorld
@@ -19,8 +24,8 @@ SEEDS = 60
 """A planted bug has to be found within so many."""
 
 
-class CoordinatorWorld(NamedTuple):
-    """One simulation of a core."""
+class PartWorld(NamedTuple):
+    """One simulation of a part."""
 
     make: Callable[[int], Any]
     run_ms: float
@@ -29,20 +34,26 @@ class CoordinatorWorld(NamedTuple):
 
 
 WORLDS = {
-    "group core": CoordinatorWorld(
+    "group core": PartWorld(
         GroupWorld, 60_000, groups.MUTATIONS, "tests/simulation/groups/test_groups.py::test_a_planted_bug_is_found"
     ),
-    "group core with transactions": CoordinatorWorld(
+    "group core with transactions": PartWorld(
         TransactionWorld,
         60_000,
         groups.TRANSACTION_MUTATIONS,
         "tests/simulation/groups/test_groups.py::test_a_planted_bug_of_transactions_is_found",
     ),
-    "transaction core": CoordinatorWorld(
+    "transaction core": PartWorld(
         TransactionCoordinatorWorld,
         40_000,
         transactions.MUTATIONS,
         "tests/simulation/transactions/test_transactions.py::test_a_planted_bug_is_found",
+    ),
+    "compaction": PartWorld(
+        CompactionWorld,
+        12_000,
+        compaction.MUTATIONS,
+        "tests/simulation/compaction/test_compaction.py::test_a_planted_bug_is_found",
     ),
 }
 

@@ -239,7 +239,7 @@ class Followed:
         self.held = log.end
         self.flushes_by_hand = False
         self.is_throttled = False
-        self.high_watermark = self.log_start_offset = 0
+        self.high_watermark = self.log_start_offset = self.leader_high_watermark = 0
         self.append_error: RaftlogError | None = None
         self.truncations: list[int] = []
         self.traceparents: list[str] = []
@@ -275,6 +275,7 @@ class Followed:
             if batch.offset != self.log.end:
                 raise CorruptRecordError(f"offset {batch.offset} does not follow {self.log.end}")
             self.log.batches.append(batch)
+        self._raise_high_watermark()
         self._waiting[on_durable] = None
         if not self.flushes_by_hand:
             self.flush()
@@ -288,8 +289,12 @@ class Followed:
 
     def take_marks(self, high_watermark: int, log_start_offset: int, leader_epoch: int) -> None:
         if leader_epoch == self.leader_epoch:
-            self.high_watermark = max(self.high_watermark, min(high_watermark, self.log.end))
+            self.leader_high_watermark = max(self.leader_high_watermark, high_watermark)
+            self._raise_high_watermark()
             self.log_start_offset = max(self.log_start_offset, log_start_offset)
+
+    def _raise_high_watermark(self) -> None:
+        self.high_watermark = max(self.high_watermark, min(self.leader_high_watermark, self.log.end))
 
     def truncate(self, diverging: Diverging, leader_epoch: int, done: Done) -> None:
         end = min(diverging.end_offset, self.log.end_of_epoch(diverging.leader_epoch)[1])
@@ -307,6 +312,7 @@ class Followed:
             if error is None:
                 cut()
                 self.truncations.append(end)
+                self.leader_high_watermark = 0
                 self.held = min(self.held, self.log.end)
             done(error)
 

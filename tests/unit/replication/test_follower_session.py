@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
@@ -101,6 +102,24 @@ def test_what_comes_is_appended_and_acked_when_it_is_held() -> None:
     request = wire.said()
     assert [(ack.subscription_id, ack.durable_end_offset) for ack in request.acks] == [(1, 3)]
     assert request.live_credit_bytes == len(batches(0, 1, 2))
+
+
+def test_the_marks_of_a_frame_are_taken_before_its_records() -> None:
+    """A marker among them may end a transaction that begins, here, below the new log start: then no marker is missing.
+
+    The leader has copied its log from that start on, and knows no earlier record of the transaction.
+    """
+    starts: list[int] = []
+
+    class Noting(Followed):
+        def append_replicated(self, *args: Any, **kwargs: Any) -> None:
+            starts.append(self.log_start_offset)
+            super().append_replicated(*args, **kwargs)
+
+    wire = Wire(Noting(MemoryLog([1, 1])))
+    wire.said()
+    wire.send(records=batches(2), high_watermark=3, log_start_offset=2)
+    assert starts == [2]
 
 
 def test_credit_goes_back_alone_once_it_is_a_quarter_of_the_window() -> None:

@@ -639,6 +639,40 @@ def test_a_marker_goes_for_a_newer_one_only_once_that_is_durable() -> None:
     state.holds()
 
 
+@pytest.mark.parametrize("pieces", [1, 2, 3, 4, 6, 9])
+@pytest.mark.parametrize("change", ["cut", "started over", "trimmed"])
+def test_a_log_that_changes_while_its_producers_are_read_is_not_damaged(
+    pieces: int, change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the cleaning reads then, of producers or of records, it comes to nothing or to a whole log."""
+    monkeypatch.setattr("broker.log.cleaner.PIECE_BYTES", 1_500)
+    monkeypatch.setattr("broker.log.cleaner.MAX_PIECE_BYTES", 1_500)
+    log = filled_with_transactions(3)
+    seal(log)
+    plan = plan_cleaning(log.log, log.last_stable_offset, log.clock.now)
+    assert plan is not None
+    cleaning = clean(plan, dedupe_bytes=1 << 20, clock=log.clock.now_ms)
+    for _ in range(pieces):
+        next(cleaning)
+    log.log._snapshots.offsets = []
+    match change:
+        case "cut":
+            log.log.truncate_to(8, now_ms=log.clock.now)
+        case "started over":
+            log.log.reset_to(5_000, now_ms=log.clock.now)
+        case _:
+            log.log.delete_records(log.log.log_end_offset)
+            log.clock.now += 20
+            log.manager.run_housekeeping_once(log.clock.now)
+            log.clock.now += 20
+            log.manager.run_housekeeping_once(log.clock.now)
+    with pytest.raises(CleaningAbandoned):
+        list(cleaning)
+    piece = log.log.log_start_offset
+    while piece < log.log.log_end_offset:
+        piece = log.log.check(piece, 1 << 20).next_offset
+
+
 def test_a_marker_goes_for_a_newer_one_only_once_that_is_committed() -> None:
     """Else a new leader that lacks the newer one has it cut, and nothing in the log says that the producer was fenced.
 
