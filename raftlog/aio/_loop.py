@@ -46,13 +46,14 @@ class Client(Generic[E]):
         """The engine, if there is one yet.
 
         Raises:
-            ClosedError: another event loop runs than the engine's, whose connections no other loop can use.
+            ClosedError: its event loop has ended, and with it its connections; another loop runs.
         """
-        if self._loop is not None and self._loop is not (asyncio._get_running_loop() or self._loop):
-            state = ", which has ended" if self._loop.is_closed() else ""
+        engine: Any = self._kept
+        is_lost = self._loop is not None and self._loop.is_closed() and not engine.closed
+        if is_lost and asyncio._get_running_loop() is not None:
             raise ClosedError(
-                f"this {type(self).__name__.lower()} belongs to the event loop in which it was first used{state}; make "
-                "and close one in each event loop, for example in each call of asyncio.run"
+                f"this {type(self).__name__.lower()} belongs to the event loop in which it was first used, and which "
+                "has ended; make and close one in each event loop, for example in each call of asyncio.run"
             )
         return self._kept
 
