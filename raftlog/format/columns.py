@@ -15,8 +15,10 @@ inflate limits.
 from __future__ import annotations
 
 import struct
+import sys
 from collections.abc import Sequence
 from functools import cache
+from importlib.util import find_spec
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -162,8 +164,10 @@ def binary_array(cells: Sequence[bytes | None]) -> Any:
     """Return a `pyarrow.Array` of binary cells, None for null, as `pyarrow.array` does.
 
     The first call of `pyarrow.array` imports pandas where it is installed: for a second or more the event loop of all
-    clients would stand still.
+    clients would stand still. So it is called only where it imports nothing; it takes half of the time.
     """
+    if "pandas" in sys.modules or not _has_pandas():
+        return pa.array(cells, pa.binary())
     valid = None
     if None in cells:
         is_there = np.fromiter((cell is not None for cell in cells), np.bool_, len(cells))
@@ -172,6 +176,14 @@ def binary_array(cells: Sequence[bytes | None]) -> Any:
     offsets = np.zeros(len(cells) + 1, np.int32)
     np.cumsum(np.fromiter(map(len, there), np.int32, len(cells)), out=offsets[1:])
     return pa.Array.from_buffers(pa.binary(), len(cells), [valid, pa.py_buffer(offsets), pa.py_buffer(b"".join(there))])
+
+
+@cache
+def _has_pandas() -> bool:
+    try:
+        return find_spec("pandas") is not None
+    except ModuleNotFoundError:  # a program of raftlog's keeps it out
+        return False
 
 
 def int64_array(numbers: Any, kind: Any = None) -> Any:

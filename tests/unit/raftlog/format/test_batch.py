@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from unittest.mock import patch
+
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -24,6 +27,7 @@ from raftlog.format import (
     validate_produced,
     with_append_time,
 )
+from raftlog.format import columns as columns_module
 from raftlog.format.columns import binary_array
 from raftlog.format.header import build_batch
 from raftlog.format.small_batch import FEW, SHORT_BYTES, encode_few, is_of_few
@@ -225,9 +229,11 @@ def test_nulls_and_other_columns_are_left_to_arrow() -> None:
         assert validate_produced(batch).record_count == 2
 
 
-@given(st.lists(st.none() | st.binary(max_size=9), max_size=40))
-def test_binary_cells_are_the_same_array_as_by_pyarrow(cells: list[bytes | None]) -> None:
-    found = binary_array(cells)
+@given(st.lists(st.none() | st.binary(max_size=9), max_size=40), st.booleans())
+def test_binary_cells_are_the_same_array_as_by_pyarrow(cells: list[bytes | None], is_pandas_waiting: bool) -> None:
+    modules = SimpleNamespace(modules={})
+    with patch.multiple(columns_module, sys=modules, _has_pandas=lambda: is_pandas_waiting):
+        found = binary_array(cells)
     found.validate(full=True)
     assert found.equals(pa.array(cells, pa.binary()))
     assert found.null_count == cells.count(None)
