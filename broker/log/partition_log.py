@@ -599,7 +599,7 @@ class PartitionLog:
         markers = placed_markers(data, check_checksum=False) if header.attributes & _CONTROL else ()
         if markers:
             self.producers.transactions.check_followed(markers, self.log_start_offset)
-        if header.base_offset < self._end < header.next_offset and not header.attributes & _CONTROL:
+        if 0 <= header.base_offset < self._end < header.next_offset and not header.attributes & _CONTROL:
             # Compaction has merged across this log's end, or an earlier leader had split there.
             rest = cut_front(data[: header.size], self._end)
             data = memoryview(rest + data[header.size :])
