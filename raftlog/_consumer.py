@@ -377,7 +377,15 @@ class Progress:
 
     def wants_attention(self, now_ms: float) -> bool:
         """Whether a commit is due, or the membership has changed."""
-        return self._engine.attention or now_ms >= self._due_ms or now_ms >= self._membership.session_deadline_ms
+        return self._engine.attention or now_ms >= self._due_ms or self.may_be_over(now_ms)
+
+    def may_be_over(self, now_ms: float) -> bool:
+        """Whether the session may be over, or is, and the application has not been told.
+
+        The event loop of the clients may have noticed, and not yet taken the partitions away: then they are `lost`, and
+        there is no deadline any more. So the deadline is looked at first.
+        """
+        return now_ms >= self._membership.session_deadline_ms or bool(self._membership.lost)
 
     def ending(self) -> None:
         """Note that the application closes the consumer: polled records count as finished, the yielded one does not."""
@@ -579,7 +587,7 @@ class GroupPart:
             if not outside:  # a listener has called
                 return
             engine = self.engine
-            if now_ms >= engine.session_deadline_ms:
+            if self.progress.may_be_over(now_ms):
                 self._thread.run(engine.look_again())
             while engine.attention and (step := self._thread.run(engine.next_step())) is not None:
                 try:

@@ -95,7 +95,7 @@ class GroupPart:
             if not outside:  # a listener has called
                 return
             engine = self.engine
-            if now_ms >= engine.session_deadline_ms:
+            if self.progress.may_be_over(now_ms):
                 await engine.look_again()
             while engine.attention and (step := await engine.next_step()) is not None:
                 try:

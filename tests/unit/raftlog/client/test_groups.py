@@ -536,6 +536,36 @@ class TestSessions:
         world.members.mute = False
         until(lambda: len(told.events) == 3, consumer)
 
+    def test_a_poll_beside_the_end_of_the_session_returns_no_record(self, world: World) -> None:
+        """The clients' event loop has noticed the end, and is about to take the partitions from the polling thread."""
+        world.send(8, partition=0)
+        consumer, told = world.consumer(), Told()
+        consumer.subscribe("t", listener=told)
+        assert [record.offset for record in consumer.poll(30, max_records=1)] == [0]
+        noticed, go_on = threading.Event(), threading.Event()
+
+        class Held(logging.Handler):
+            def emit(self, record: logging.LogRecord) -> None:
+                if "joining again" in record.getMessage():
+                    noticed.set()
+                    assert go_on.wait(60)
+
+        world.members.mute = True
+        world.members.refuse_joins = [UnreleasedInstanceId("not yet")] * 100
+        held, of_clients = Held(), logging.getLogger("raftlog._client.groups")
+        of_clients.addHandler(held)
+        try:
+            await_heartbeat(consumer)
+            over_in(0.0, consumer)
+            consumer._thread.loop.call_soon_threadsafe(consumer._group.engine.session.tick)  # type: ignore[union-attr] # it has one
+            assert noticed.wait(60)
+            threading.Timer(0.3, go_on.set).start()
+            assert consumer.poll(0.1) == []
+        finally:
+            go_on.set()
+            of_clients.removeHandler(held)
+        assert told.events[1:] == [("lost", [ZERO, ONE, TWO, THREE])]
+
     def test_records_that_wait_in_an_iteration_are_not_handed_out_after_a_loss(self, world: World) -> None:
         world.send(8, partition=0)
         consumer = world.consumer()
