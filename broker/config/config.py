@@ -1167,7 +1167,7 @@ _KAFKAS: Final = {
     "broker.id.generation.enable": "leave it out: every node has a node.id of its own, for ever",
     "controller.listener.names": "inter.node.listener is the address of controllers and of brokers for one another",
     "controller.quorum.bootstrap.servers": "controller.quorum.voters names the controllers",
-    "delete.topic.enable": "leave it out: topics can be deleted; ACLs say by whom",
+    "delete.topic.enable": "leave it out: topics can be deleted by users with the Delete permission",
     "inter.broker.listener.name": "inter.node.listener is the address of nodes for one another",
     "inter.broker.protocol.version": "leave it out: raftlog cluster features upgrade raises the version once all "
     "brokers run it",

@@ -522,8 +522,8 @@ class PartitionLog:
             else:
                 buffers = (stamp, memoryview(batch)[STAMP_BYTES:])
                 timestamp_ms, max_timestamp_ms = NO_TIMESTAMP, header.max_timestamp_ms
-            batch_here = Placed(base_offset, next_offset, size, max_timestamp_ms)
-            self._write(buffers, (batch_here,), size, leader_epoch, now_ms)
+            placed = Placed(base_offset, next_offset, size, max_timestamp_ms)
+            self._write(buffers, (placed,), size, leader_epoch, now_ms)
             if header.producer_id >= 0:
                 self.producers.note_appended(header, base_offset, timestamp_ms, now_ms)
             return AppendResult(base_offset, next_offset - 1, timestamp_ms, size)

@@ -163,8 +163,8 @@ def _check_message(body: Any, shape: int) -> None:
 def binary_array(cells: Sequence[bytes | None]) -> Any:
     """Return a `pyarrow.Array` of binary cells, None for null, as `pyarrow.array` does.
 
-    The first call of `pyarrow.array` imports pandas where it is installed: for a second or more the event loop of all
-    clients would stand still. So it is called only where it imports nothing; it takes half of the time.
+    The first call of `pyarrow.array` imports pandas where it is installed. That would stop the clients' event loop for
+    a second or more. So where the import is still to come, the array is made by hand, in twice the time.
     """
     if "pandas" in sys.modules or not _has_pandas():
         return pa.array(cells, pa.binary())

@@ -208,8 +208,8 @@ class PendingMarkers(Notice):
     its topic. Then the same object comes back in `MarkersWritten`; at once if there are no targets. Each coordinator
     that has loaded the decision sends this once. The frame adds the coordinator's epoch: its leader epoch.
 
-    Owner: `transactional_id`, or else `sink_id`. `producer_epoch` is the epoch of the markers. `user`: that made the
-    owner, for whom the markers count while they are written; "": for no single user.
+    Owner: `transactional_id`, or else `sink_id`. `producer_epoch` is the epoch of the markers. `user`: the one
+    that made the owner; markers under way are limited for each user. "": the owner was made without a login.
     """
 
     transactional_id: str

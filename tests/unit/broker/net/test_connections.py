@@ -564,7 +564,7 @@ async def test_a_look_that_had_to_wait_is_followed_by_the_next_one_as_soon_as_ot
         return [], set()
 
     monkeypatch.setattr(watch, "_scan", wait)
-    # Some machines count milliseconds of processor time for a sleep; here the processor's clock stands still for it.
+    # Some virtual machines count a sleep as milliseconds of processor time. So the test sets that clock itself.
     monkeypatch.setattr(time, "thread_time", lambda: 0.0)
     await watch.look()
     assert watch.pause_s == connections.LOOK_EVERY_S

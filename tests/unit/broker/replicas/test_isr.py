@@ -188,7 +188,7 @@ def test_each_change_has_an_answer_of_its_own() -> None:
     ("refusal", "left_out", "answer"),
     [
         (StaleBrokerEpoch("another process"), 0, "StaleBrokerEpoch"),
-        (RequestTimedOut("nobody answered"), 0, "RequestTimedOut"),
+        (RequestTimedOut("no answer came"), 0, "RequestTimedOut"),
         (ValueError("a bug"), 0, "InternalError"),
         (None, 1, "InternalError"),
     ],

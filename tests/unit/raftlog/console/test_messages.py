@@ -233,7 +233,7 @@ def test_damaged_arrow_data_are_shown_somehow(data: st.DataObject) -> None:
     brief(value)
 
 
-# What a writer may do to those who look
+# What the writer of a value can do to users of the console
 
 
 def peak_bytes(work: Callable[[], object]) -> int:

@@ -99,5 +99,5 @@ def test_a_user_whose_offsets_take_too_much_commits_no_more_of_them() -> None:
     delete(driver, "g")
     driver.commit({(T, 2): 1}, group_id="h")
     driver.user = ""
-    driver.commit({(T, part): 1 for part in range(4)}, group_id="nobody's")
-    driver.commit({(T, part): 1 for part in range(4)}, group_id="nobody's too")
+    driver.commit({(T, part): 1 for part in range(4)}, group_id="without a user")
+    driver.commit({(T, part): 1 for part in range(4)}, group_id="also without a user")

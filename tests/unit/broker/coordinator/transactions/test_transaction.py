@@ -572,8 +572,8 @@ def test_what_is_named_counts_until_all_markers_are_written() -> None:
     driver.add(producer, 0, 1, groups=["g"])
     stages = [driver.init_stage(1, 0, 1, 2, user="User:b") for _ in range(3)]
     driver.add_to_stage(stages[0], 2, 3)
-    nobody = driver.init("y")
-    driver.add(nobody, 0)
+    without_user = driver.init("y")
+    driver.add(without_user, 0)
     assert driver.core.owed == owed_by_hand(driver) == {"User:a": 3, "User:b": 10}
     driver.restart()
     assert driver.core.owed == {"User:a": 3, "User:b": 10}, "the next coordinator counts the same"
