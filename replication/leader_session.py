@@ -17,6 +17,7 @@ Between its opening and its end a subscription is:
 Live partitions come first. A message carries frames of live partitions, or one piece of a partition that catches up.
 While both kinds wait they take turns, so a live record waits for at most one piece, and a partition far behind never
 starves. While live records flow through the broker, on any stream, there is a pause after each piece (`CatchUpPace`).
+Live records gather while some of them, in small messages, are not acknowledged (`LivePace`).
 Each kind has its own credit. Partitions that the follower throttles are a third kind, so that they delay no
 others that catch up. The session never scans partitions that have not changed.
 """
@@ -38,7 +39,7 @@ from raftlog.errors import (
 )
 from raftlog.format.wire import MAX_PARTS, ReplicaFrame
 from raftlog.v1 import replication_pb2
-from replication.pacing import CatchUpPace, LiveTraffic
+from replication.pacing import SMALL_BYTES, CatchUpPace, LivePace, LiveTraffic, gather_ms
 from replication.ports import MAX_ACKS, MAX_CLOSES, MAX_OPENS, Accepted, Diverging, LedPartition, Read, Replica, Wake
 from replication.token_bucket import TokenBucket
 
@@ -123,6 +124,8 @@ PIECE_BESIDE_LIVE_BYTES: Final = 256 << 10
 assert MAX_FRAMES * 2 < MAX_PARTS
 
 ReadDone = Callable[[Read | RaftlogError], None]
+WakeAt = Callable[[float], None]
+"""Called with the time at which something is due; an earlier time that it was called with stays in force."""
 
 
 class ReadLater(Protocol):
@@ -137,8 +140,8 @@ class PushQueue:
     """The subscriptions of one stream, and what they have to send.
 
     `wake` is called when `take_frames` may have frames, any number of times; that includes frames that did not fit the
-    last message. `wake_soon` is called when marks have moved and no records have: `take_frames` is due within
-    MARKS_DELAY_MS. All streams of a broker share `throttle` (`leader.replication.throttled.rate`) and `live`.
+    last message. `wake_at` is called when `take_frames` is due later: marks have moved and no records have, or records
+    gather. All streams of a broker share `throttle` (`leader.replication.throttled.rate`) and `live`.
 
     Bounded: records are read only while their kind's credit is above zero, one message at a time. A read on another
     thread uses credit from its start.
@@ -149,7 +152,7 @@ class PushQueue:
         replica: Replica,
         *,
         wake: Wake,
-        wake_soon: Wake,
+        wake_at: WakeAt,
         read_later: ReadLater,
         max_frame_bytes: int,
         throttle: TokenBucket,
@@ -157,7 +160,7 @@ class PushQueue:
     ) -> None:
         self._replica = replica
         self._wake = wake
-        self._wake_soon = wake_soon
+        self._wake_at = wake_at
         self._read_later = read_later
         self._max_frame_bytes = max_frame_bytes
         self._throttle = throttle
@@ -180,6 +183,9 @@ class PushQueue:
         self._live_was_last = False
         self._live_traffic = live
         self._pace = CatchUpPace(live)
+        self._live_pace = LivePace()
+        self._gathers = False
+        """Whether live records wait for `_live_pace`."""
         self._sends_piece = False
         """Whether the last message has a piece of a partition that catches up; it is sent once the next is taken."""
         self._stale_marks: dict[Subscription, None] = {}
@@ -198,26 +204,48 @@ class PushQueue:
     def note_change(self, subscription: Subscription) -> None:
         """Note that a partition changed; partitions call this amid their own changes.
 
-        Most changes are a high watermark that has moved. It rides with the next records, so it wakes nothing yet.
+        Most changes are a high watermark that has moved. It rides with the next records, so it wakes nothing yet. Nor do
+        records that gather.
         """
         if subscription.ended:
             return
         if not subscription.changed:
             subscription.changed = True
             self._changed.append(subscription)
-        if not self._has_only_marks(subscription):
+        has_records = subscription.position < subscription.partition.log_end_offset
+        if has_records and not self._live_pace.gathers:
             self._wake()
+        elif not self._is_served(subscription):
+            self._wake()
+        elif has_records:
+            if not (self._is_live(subscription) and self._gather(self._now_ms)):
+                self._wake()
         elif self._marks_due_ms is None:
             self._marks_due_ms = self._now_ms + MARKS_DELAY_MS
-            self._wake_soon()
+            self._wake_at(self._marks_due_ms)
 
-    def _has_only_marks(self, subscription: Subscription) -> bool:
-        """Whether the subscription has no records to send, and has not lost its partition."""
-        partition = subscription.partition
-        if subscription.position < partition.log_end_offset:
-            return False
+    def _gather(self, now_ms: float) -> bool:
+        """Return whether live records gather; then `acked` wakes, or their time is over."""
+        until_ms = self._live_pace.until_ms(now_ms)
+        if until_ms is not None and not self._gathers:
+            self._wake_at(until_ms)
+        self._gathers = until_ms is not None
+        return self._gathers
+
+    def acked(self, subscription: Subscription, durable_end_offset: int) -> None:
+        """Note what the follower holds durably, after its partition has been told."""
+        self._live_pace.acked(subscription, durable_end_offset)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if self._gathers and not self._live_pace.gathers:
+            self._gathers = False
+            self._wake()
+
+    def _is_served(self, subscription: Subscription) -> bool:
+        """Whether the subscription has not lost its partition."""
         try:
-            partition.check_open(subscription.on_change)
+            subscription.partition.check_open(subscription.on_change)
         except RaftlogError:
             return False
         return True
@@ -288,7 +316,8 @@ class PushQueue:
         turn_of_catch_up = self._live_was_last
         self._live_was_last = False
         if not (turn_of_catch_up and self._add_catch_up(frames, now_ms)):
-            self._add_live(frames)
+            if not ((self._live or self._ready) and self._gather(now_ms)):
+                self._add_live(frames)
             if self._live_was_last:
                 self._live_traffic.note(now_ms)
             else:
@@ -306,8 +335,8 @@ class PushQueue:
 
     def _has_more(self) -> bool:
         """Whether the next message may have frames at once."""
-        credit = self.credit
-        return bool(self._control or self._ready or (self._live and credit[Kind.LIVE] > 0) or self._has_piece())
+        has_live = bool(self._ready or (self._live and self.credit[Kind.LIVE] > 0))
+        return bool(self._control or (has_live and not self._gather(self._now_ms)) or self._has_piece())
 
     def _has_piece(self) -> bool:
         """Whether a partition that catches up has records to send, or to read, now or after the pause."""
@@ -320,6 +349,8 @@ class PushQueue:
     def next_deadline_ms(self, now_ms: float) -> float | None:
         """Return when to call `take_frames` at the latest, even without `wake`; None: only after `wake`."""
         due_ms = self._marks_due_ms if self._stale_marks or self._changed else None
+        if self._gathers and (until_ms := self._live_pace.until_ms(now_ms)) is not None:
+            due_ms = until_ms if due_ms is None else min(due_ms, until_ms)
         if self._throttled and not self._reads_catch_up:
             ready_ms = self._throttle.look_again_at_ms(now_ms)
             due_ms = ready_ms if due_ms is None else min(due_ms, ready_ms)
@@ -344,9 +375,15 @@ class PushQueue:
 
     def _add_live(self, frames: list[ReplicaFrame]) -> None:
         """Add the records of live partitions, in turn, until the message is full."""
-        room, used = self._max_frame_bytes, 0
+        room, used, count = self._max_frame_bytes, 0, 0
+        last: Subscription | None = None
         while self._ready and used < room and len(frames) < MAX_FRAMES:
-            used += self._add_late(frames, *self._ready.popleft(), Kind.LIVE)
+            subscription, read = self._ready.popleft()
+            begin = subscription.position
+            if size := self._add_late(frames, subscription, read, Kind.LIVE):
+                used += size
+                count += subscription.position - begin
+                last = subscription
         while used < room and self.credit[Kind.LIVE] > 0 and self._live and len(frames) < MAX_FRAMES:
             subscription = self._live.popleft()
             if subscription.ended or subscription.queued_live is not True:
@@ -355,8 +392,15 @@ class PushQueue:
             if not self._is_live(subscription):
                 self._queue(subscription)
                 continue
-            used += self._add_read(frames, subscription, room - used, Kind.LIVE)
+            begin = subscription.position
+            if size := self._add_read(frames, subscription, room - used, Kind.LIVE):
+                used += size
+                count += subscription.position - begin
+                last = subscription
         self._live_was_last = used > 0
+        is_full = used >= room or len(frames) >= MAX_FRAMES
+        if last is not None and used < SMALL_BYTES and not is_full:
+            self._live_pace.sent(last, last.position, count, self._now_ms + gather_ms(last.partition.flush_ms))
 
     def _add_catch_up(self, frames: list[ReplicaFrame], now_ms: float) -> bool:
         """Add the next piece of a partition that catches up, if one may be sent; return whether."""
@@ -526,6 +570,8 @@ class PushQueue:
         if subscription.ended:
             return
         subscription.ended = True
+        self._live_pace.over(subscription)
+        self._go_on()
         self._stale_marks.pop(subscription, None)
         del self.subscriptions[subscription.id]
         subscription.partition.close_replica(self._replica, subscription.on_change)
@@ -554,7 +600,7 @@ class LeaderSession:
     me              the id of this broker
     check_replica   refuses a follower that is not the broker it claims to be
     wake            called when `take_frames` may have frames, any number of times
-    wake_soon       called when `take_frames` is due within MARKS_DELAY_MS (the default wakes at once)
+    wake_at         called when `take_frames` is due at a later time (the default wakes at once)
     throttle        shared by the sessions of a broker (`leader.replication.throttled.rate`)
     live            shared by the sessions of a broker, of both kinds
     """
@@ -570,7 +616,7 @@ class LeaderSession:
         read_later: ReadLater,
         max_frame_bytes: int,
         throttle: TokenBucket,
-        wake_soon: Wake | None = None,
+        wake_at: WakeAt | None = None,
         live: LiveTraffic | None = None,
     ) -> None:
         self._find = find
@@ -578,7 +624,7 @@ class LeaderSession:
         self._cluster_id = cluster_id
         self._check_replica = check_replica
         self._wake = wake
-        self._wake_soon = wake_soon or wake
+        self._wake_at = wake_at or (lambda _: wake())
         self._read_later = read_later
         self._max_frame_bytes = max(SMALLEST_FRAME_BYTES, max_frame_bytes)
         self._throttle = throttle
@@ -655,7 +701,7 @@ class LeaderSession:
         self._queue = PushQueue(
             replica,
             wake=self._wake,
-            wake_soon=self._wake_soon,
+            wake_at=self._wake_at,
             read_later=self._read_later,
             max_frame_bytes=max(SMALLEST_FRAME_BYTES, min(wanted, self._max_frame_bytes)),
             throttle=self._throttle,
@@ -721,6 +767,8 @@ class LeaderSession:
             subscription.partition.replica_acked(replica, subscription.on_change, ack.durable_end_offset)
         except RaftlogError as error:
             queue.fail(subscription, error)
+        else:
+            queue.acked(subscription, ack.durable_end_offset)
 
     # Frames
 

@@ -153,6 +153,11 @@ class LedPartition(Protocol):
         """Have the log checked at an offset where the follower got an invalid batch. Returns at once."""
         ...
 
+    @property
+    def flush_ms(self) -> float:
+        """How long an fsync takes on this broker at least, lately; 0.0: replicas acknowledge records without one."""
+        ...
+
     def is_live(self, broker_id: int) -> bool:
         """Whether a follower is in the ISR, so that its records use the live credit; else it is catching up."""
         ...

@@ -53,9 +53,15 @@ class GroupCommit:
     directory and the seconds that the flush took.
     """
 
-    def __init__(self, executor: Executor, on_flushed: Callable[[str, float], None] = lambda log_dir, s: None) -> None:
+    def __init__(
+        self,
+        executor: Executor,
+        on_flushed: Callable[[str, float], None] = lambda log_dir, s: None,
+        monotonic_s: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._executor = executor
         self._on_flushed = on_flushed
+        self._monotonic_s = monotonic_s
         self._queues: dict[PartitionLog, _Queue] = {}
         self._due: dict[str, deque[_Queue]] = {}
         """Whose flush is to begin, by topic; the topic whose turn it is comes first. No topic without any."""
@@ -129,19 +135,20 @@ class GroupCommit:
 
     def _run(self, queue: _Queue, ticket: FlushTicket) -> None:
         failure: BaseException | None = None
-        started_s = time.monotonic()
+        started_s = self._monotonic_s()
         try:
             ticket.run()
         except BaseException as error:  # goes to the callbacks
             failure = error
         assert self._loop is not None
-        self._loop.call_soon_threadsafe(self._finish, queue, ticket, failure, time.monotonic() - started_s)
+        self._loop.call_soon_threadsafe(self._finish, queue, ticket, failure, self._monotonic_s() - started_s)
         if failure is None:
             ticket.tidy()  # the callbacks do not wait for this
 
     def _finish(self, queue: _Queue, ticket: FlushTicket, failure: BaseException | None, took_s: float) -> None:
         if failure is None:
             queue.log.finish_flush(ticket)
+            queue.log.log_dir.note_flush(took_s * 1000)
             self._on_flushed(os.path.dirname(queue.log.directory), took_s)
         if queue.ticket is ticket:
             queue.ticket = None

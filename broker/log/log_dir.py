@@ -39,6 +39,7 @@ from __future__ import annotations
 import errno
 import logging
 import re
+import math
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
@@ -60,6 +61,8 @@ from replication.leader_epochs import EpochEntry
 
 FORMAT_VERSION: Final = 1
 OFFSET_CHECKPOINT: Final = "offset-checkpoint"
+FLUSH_GROWTH: Final = 1.02
+"""By how much the least time of a flush grows with each flush. Busy processors make most flushes look slow, not all."""
 LEADER_EPOCH_CHECKPOINT: Final = "leader-epoch-checkpoint"
 PARTITION_METADATA: Final = "partition.metadata"
 META_PROPERTIES: Final = "meta.properties"
@@ -415,6 +418,8 @@ class LogDir:
         self._serves = False
         self.unsynced_topic_ids: frozenset[bytes] = frozenset()
         """Topics whose records may count as durable before they are fsynced: on the disk, `served` says so."""
+        self.flush_ms = math.inf
+        """How long a flush of a log takes here at least, lately, in ms; infinite before the first one."""
         self._marks_lock = threading.Lock()
         self._state_lock = threading.Lock()
 
@@ -549,6 +554,10 @@ class LogDir:
         with self._marks_lock:
             self._store_served(Served(broker_epoch, self.unsynced_topic_ids))
             self._serves = True
+
+    def note_flush(self, took_ms: float) -> None:
+        """Note how long a flush has taken; a slower one counts once about a hundred were slow."""
+        self.flush_ms = min(took_ms, self.flush_ms * FLUSH_GROWTH + 0.01)
 
     def note_unsynced(self, topic_ids: Set[bytes]) -> None:
         """Note durably that records of these topics may count before they are fsynced; from then on they may.

@@ -832,6 +832,10 @@ class Partition:
             self._host.count_replicated(0, len(read.records))
         return read
 
+    @property
+    def flush_ms(self) -> float:
+        return self.log.log_dir.flush_ms if self.log.flush_messages <= 1 else 0.0
+
     def is_live(self, broker_id: int) -> bool:
         return self._leading is not None and broker_id in self._leading.state.isr
 

@@ -214,7 +214,7 @@ def test_a_flush_of_what_was_truncated_counts_for_nothing(parts: Parts) -> None:
         story.produce(key)
         story.part(2, 3)  # only broker 4 gets what follows
         story.slow_disk(4, seconds=4.0)
-        story.send(key, count=5, acks="1")
+        story.send(key, records=5, acks="1")
         story.until(lambda: story.log_end(4, key) == 6, "broker 4 has records that it flushes slowly")
         story.quick_disk(4)
         story.kill(2)

@@ -228,7 +228,7 @@ class DataBroker(SimBroker):
         self.logs = LogManager(host.log_disk.storage, [LOGS], LogConfig(), self._clock)
         self.logs.open(cluster_id=simulation.cluster_id, node_id=host.node_id)
         host.clean_mark = self.logs.clean_broker_epoch
-        self._group_commit = GroupCommit(self.executor)
+        self._group_commit = GroupCommit(self.executor, monotonic_s=lambda: self._clock.monotonic_ms() / 1000)
         self.fetchers = SimFetchers(self, self._random)
         self._throttle = TokenBucket(None)
         self.live = LiveTraffic()

@@ -24,6 +24,7 @@ from raftmeta.image import MetadataImage
 from replication import leader_session
 from replication.follower_session import STALLED_MS, STALLED_TOO_MS, FollowerOptions, State
 from replication.leader_session import MARKS_DELAY_MS, LeaderSession
+from replication.pacing import FEW_RECORDS, GATHER_BESIDE_SLOW_FLUSH_MS, GATHER_MS, QUICK_FLUSH_MS, SMALL_BYTES
 from replication.ports import MAX_ACKS, MAX_CLOSES, MAX_OPENS, Replica
 from replication.token_bucket import LOOK_AGAIN_MS, TokenBucket
 from tests.support.batches import batch_of
@@ -79,6 +80,7 @@ class Wire:
         self.send(acks=[ReplicaAck(subscription_id=subscription_id, durable_end_offset=durable_end_offset)])
 
     def message(self) -> list[ReplicaFrame]:
+        self._stream.leader_due_ms = None
         return list(self.leader.take_frames(self.now_ms))
 
     def messages(self) -> list[list[ReplicaFrame]]:
@@ -93,6 +95,11 @@ class Wire:
     @property
     def wakes(self) -> int:
         return self._stream.leader_wakes
+
+    @property
+    def leader_due_ms(self) -> float | None:
+        """When the leader asked to be woken since the last message was taken; 0.0: at once."""
+        return self._stream.leader_due_ms
 
     @property
     def waiting_reads(self) -> int:
@@ -124,6 +131,7 @@ def test_what_is_there_comes_with_the_first_message_and_what_is_appended_with_th
     assert offsets(frames) == [(1, [0, 1])]
     assert (frames[0].head.high_watermark, frames[0].head.log_end_offset) == (0, 2)
     assert wire.message() == []
+    wire.ack(1, 2)
     led.append(b"next")
     assert offsets(wire.message()) == [(1, [2])]
 
@@ -225,6 +233,145 @@ def test_marks_of_others_leave_with_a_message_that_leaves_anyway() -> None:
     assert [(f.head.subscription_id, f.head.high_watermark) for f in frames if not f.records] == [(1, 1)]
 
 
+# Small messages
+
+FEW = list(range(FEW_RECORDS))
+
+
+def in_flight(led: Led, *others: Led, max_frame_bytes: int = 1 << 20) -> Wire:
+    """Return a wire on which the first records of `led` have no acknowledgement, so many that others gather."""
+    wire = Wire(led, *others, max_frame_bytes=max_frame_bytes)
+    for number in range(1 + len(others)):
+        wire.open(number)
+    wire.messages()
+    led.append(*(b"first" for _ in FEW))
+    assert offsets(wire.message()) == [(1, FEW)]
+    return wire
+
+
+def test_records_gather_while_a_small_message_is_not_acknowledged_and_share_the_next() -> None:
+    first, second = Led(MemoryLog()), Led(MemoryLog())
+    wire = in_flight(first, second)
+    wakes = wire.wakes
+    for _ in range(3):
+        first.append(b"a")
+        second.append(b"b")
+        assert wire.message() == []
+    assert wire.wakes == wakes
+    wire.ack(1, 4)
+    assert wire.wakes == wakes + 1
+    assert sorted(offsets(wire.message())) == [(1, [4, 5, 6]), (2, [0, 1, 2])]
+
+
+def test_few_records_without_an_acknowledgement_hold_up_no_others() -> None:
+    led = Led(MemoryLog())
+    wire = Wire(led)
+    wire.open(0)
+    wire.messages()
+    for offset in FEW:
+        led.append(b"a")
+        assert offsets(wire.message()) == [(1, [offset])]
+    led.append(b"b")
+    assert wire.message() == []
+    wire.ack(1, 2)  # of the first two messages
+    assert offsets(wire.message()) == [(1, [4])]
+
+
+def test_an_acknowledgement_for_which_no_record_waits_wakes_nothing() -> None:
+    led = Led(MemoryLog())
+    wire = in_flight(led)
+    wakes = wire.wakes
+    wire.ack(1, 4)
+    assert wire.wakes == wakes
+    led.append(b"next")
+    assert wire.wakes > wakes
+    assert offsets(wire.message()) == [(1, [4])]
+
+
+def test_an_acknowledgement_of_less_than_the_message_lets_nothing_go() -> None:
+    led = Led(MemoryLog())
+    wire = in_flight(led)
+    led.append(b"a")
+    wire.ack(1, 3)
+    assert wire.message() == []
+    wire.ack(1, 4)
+    assert offsets(wire.message()) == [(1, [4])]
+
+
+@pytest.mark.parametrize(
+    ("flush_ms", "most_ms"), [(0.0, GATHER_MS), (QUICK_FLUSH_MS, GATHER_MS), (4.0, GATHER_BESIDE_SLOW_FLUSH_MS)]
+)
+@pytest.mark.parametrize("asks_between", [False, True])
+def test_records_gather_for_a_bounded_time(flush_ms: float, most_ms: float, asks_between: bool) -> None:
+    led = Led(MemoryLog())
+    led.flush_ms = flush_ms
+    wire = in_flight(led)
+    led.append(*(b"a" for _ in FEW))
+    assert wire.leader_due_ms == most_ms
+    if asks_between:
+        assert wire.message() == []
+        assert wire.leader.next_deadline_ms(0.0) == most_ms
+    wire.now_ms = most_ms - 0.1
+    assert wire.message() == []
+    wire.now_ms = most_ms
+    assert offsets(wire.message()) == [(1, [4, 5, 6, 7])]
+    wire.ack(1, 4)
+    led.append(b"b")
+    assert wire.message() == [], "the second message has no acknowledgement yet"
+
+
+def test_a_large_message_and_a_full_one_are_not_waited_for() -> None:
+    led = Led(MemoryLog())
+    wire = Wire(led)
+    wire.open(0)
+    wire.messages()
+    led.append(*(b"x" * (SMALL_BYTES // 4) for _ in FEW))
+    assert offsets(wire.message()) == [(1, FEW)]
+    led.append(b"a")
+    assert offsets(wire.message()) == [(1, [4])]
+    full = in_flight(Led(MemoryLog()), other := Led(MemoryLog()), max_frame_bytes=4096)
+    full.ack(1, 4)
+    for offset in FEW:
+        other.append(b"x" * 4096)
+        assert offsets(full.message()) == [(2, [offset])]
+    other.append(b"a")
+    assert offsets(full.message()) == [(2, [4])]
+
+
+@pytest.mark.parametrize("end", ["closed", "resigned"])
+def test_records_of_others_go_at_once_when_the_partition_that_was_waited_for_has_ended(end: str) -> None:
+    first, second = Led(MemoryLog()), Led(MemoryLog())
+    wire = in_flight(first, second)
+    second.append(b"a")
+    assert wire.message() == []
+    wakes = wire.wakes
+    if end == "closed":
+        wire.send(close=[1])
+    else:
+        first.resign()
+    assert wire.wakes > wakes
+    assert offsets([frame for message in wire.messages() for frame in message]) == [(2, [0])]
+
+
+def test_a_lost_partition_is_told_at_once_also_while_its_records_gather() -> None:
+    awaited, lost = Led(MemoryLog()), Led(MemoryLog())
+    wire = in_flight(awaited, lost)
+    lost.append(b"a")
+    wakes = wire.wakes
+    lost.resign()
+    assert wire.wakes > wakes
+    assert [frame.head.error.code for frame in wire.message()] == [common_pb2.NOT_LEADER_OR_FOLLOWER]
+
+
+def test_what_catches_up_does_not_gather() -> None:
+    live, behind = Led(MemoryLog()), Led(MemoryLog(), live=())
+    wire = in_flight(live, behind)
+    wakes = wire.wakes
+    behind.append(b"a")
+    assert wire.wakes > wakes
+    assert offsets(wire.message()) == [(2, [0])]
+
+
 # Credit and fairness
 
 
@@ -299,6 +446,7 @@ def test_beside_live_records_there_is_a_pause_after_each_piece() -> None:
     wire.now_ms = 4.0  # the piece has taken 4 ms to send
     assert offsets(wire.message()) == []
     assert wire.leader.next_deadline_ms(wire.now_ms) == 8.0
+    wire.ack(1, 1)
     live.append(b"y")
     assert offsets(wire.message()) == [(1, [1])]  # live records do not wait
     wire.now_ms = 7.9
@@ -373,6 +521,7 @@ def test_a_cold_read_holds_nobody_up() -> None:
     assert wire.waiting_reads == 1
     live.append(b"x")
     assert offsets(wire.message()) == [(2, [0])]
+    wire.ack(2, 1)
     wire.read_one()
     assert offsets(wire.message()) == [(1, [0, 1, 2, 3, 4])]
 
@@ -479,6 +628,7 @@ def test_a_partition_opened_by_another_stream_of_the_follower_is_over_on_the_fir
     (frame,) = first.message()
     assert frame.head.error.code == common_pb2.FENCED_LEADER_EPOCH
     assert offsets(second.message()) == [(1, [0])]
+    second.ack(1, 1)
     first.leader.close()
     led.append(b"x")
     assert offsets(second.message()) == [(1, [1])]

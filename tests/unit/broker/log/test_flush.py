@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -79,6 +80,38 @@ async def test_who_comes_during_a_flush_joins_the_next_one() -> None:
         await commit.close()
         assert later == [4]
         assert gate.syncs == 2
+
+
+async def test_a_log_directory_knows_how_long_a_flush_takes_at_least_lately() -> None:
+    driver = opened()
+    now_s = 0.0
+    takes_s = 0.0
+
+    def disk_takes(op: str, path: str) -> None:
+        nonlocal now_s
+        if op == "datasync" and path.endswith(".log"):
+            now_s += takes_s
+
+    driver.storage.on_step = disk_takes
+    with ThreadPoolExecutor(1) as pool:
+        commit = GroupCommit(pool, monotonic_s=lambda: now_s)
+        log_dir = driver.log.log_dir
+
+        async def flush(took_s: float) -> float:
+            nonlocal takes_s
+            takes_s = took_s
+            driver.append()
+            commit.request(driver.log, lambda _: None, unexpected)
+            await commit.close()
+            return log_dir.flush_ms
+
+        assert log_dir.flush_ms == math.inf
+        assert await flush(0.004) == pytest.approx(4.0)
+        assert await flush(0.001) == pytest.approx(1.0)
+        assert await flush(0.020) < 1.1, "one slow flush says little: the processor may have been busy"
+        for _ in range(200):
+            await flush(0.020)
+        assert log_dir.flush_ms == pytest.approx(20.0)
 
 
 async def test_nothing_to_flush_is_answered_too() -> None:
