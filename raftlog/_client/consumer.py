@@ -841,7 +841,7 @@ class ConsumerEngine:
                 logger.debug("%s; going back to the leader", text)
                 self._leave_follower(state, error)
                 if wire_error.HasField("leader"):
-                    self.metadata.learn(topic_partition.topic, topic_partition.partition, wire_error)
+                    self.metadata.learn(topic_partition.topic, state.topic_id, topic_partition.partition, wire_error)
             elif isinstance(error, OffsetOutOfRange) and not unread:
                 if self.options.auto_offset_reset == "none":
                     self._fail(state, OffsetOutOfRange(f"{text}; seek to an offset that exists"))
@@ -855,7 +855,7 @@ class ConsumerEngine:
                 # replica may take over.
                 self._back_off(state, error)
                 state.missing_since_ms = state.missing_since_ms or monotonic_ms()
-                self.metadata.learn(topic_partition.topic, topic_partition.partition, wire_error)
+                self.metadata.learn(topic_partition.topic, state.topic_id, topic_partition.partition, wire_error)
             else:
                 self._fail(state, type(error)(text))
         self.request_sync()
