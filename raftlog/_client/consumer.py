@@ -543,6 +543,7 @@ class ConsumerEngine:
             f"{state.topic_partition}: the topic was deleted and created again; its offsets mean other records now"
         )
         state.topic_id = found.topic_id
+        state.high_watermark = -1
         if self.options.auto_offset_reset == "none":
             self._stale(state.unplace("none"))
             self._fail(state, UnknownTopicId(f"{message}; seek to continue"))
