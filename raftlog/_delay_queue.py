@@ -327,6 +327,12 @@ def is_over(engine: ProducerEngine) -> bool:
     return engine.transactions.state.phase is TransactionPhase.FATAL
 
 
+def is_settled(engine: ProducerEngine) -> bool:
+    """Whether no transaction is open: a commit whose caller was interrupted before it heard of it has ended."""
+    assert engine.transactions is not None
+    return engine.transactions.state.phase in (TransactionPhase.NEW, TransactionPhase.READY)
+
+
 def expect_abort(engine: ProducerEngine) -> None:
     """Tell the producer before closing that aborting its transaction is fine: the records are handed over later."""
     assert engine.transactions is not None
@@ -396,7 +402,8 @@ class Mover:
                 raise
             except RaftlogError:
                 self.in_doubt = False
-                raise
+                if not is_settled(self._producer._engine):
+                    raise
             self.in_doubt = False
 
     def _abort(self) -> None:

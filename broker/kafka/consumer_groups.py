@@ -14,6 +14,10 @@ A heartbeat proves to the coordinator that the member has got every earlier assi
 over one connection. A client that misses a response closes the connection and says everything anew, its partitions
 included.
 
+Such a client takes partitions in its own time: its application may be in a callback for long, while heartbeats go on.
+It reports them only once it reads them, and reports nothing where nothing has changed. So a heartbeat that reports
+nothing frees no partition that the client was told of: it may begin to read it at any moment (`Session.heard`).
+
 A regular expression is matched here, as raftlog's own clients match theirs: the coordinator gets the topics that match,
 and again when others do. RE2 matches in a time that grows with the text only, and a thread does it, so that no client
 holds up the event loop of all groups (ADR 0014, ADR 0039). One expression is matched at a time: one that is large or
@@ -358,7 +362,8 @@ class ConsumerGroupApis:
             rebalance_timeout_ms=max(request["rebalance_timeout_ms"], 0),
             owned=_partitions(owned or ()) if request["member_epoch"] > 0 else (),
         )
-        await member.ask(Join(member, join, who.host, who.user), self._wait_s, for_assignment=True)
+        command = Join(member, join, who.host, who.user, reports_late=True)
+        await member.ask(command, self._wait_s, for_assignment=True)
         return member
 
     async def _leave(self, key: tuple[str, str], request: Fields) -> None:

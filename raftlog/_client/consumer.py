@@ -543,6 +543,7 @@ class ConsumerEngine:
             f"{state.topic_partition}: the topic was deleted and created again; its offsets mean other records now"
         )
         state.topic_id = found.topic_id
+        state.high_watermark = -1
         if self.options.auto_offset_reset == "none":
             self._stale(state.unplace("none"))
             self._fail(state, UnknownTopicId(f"{message}; seek to continue"))
@@ -841,7 +842,7 @@ class ConsumerEngine:
                 logger.debug("%s; going back to the leader", text)
                 self._leave_follower(state, error)
                 if wire_error.HasField("leader"):
-                    self.metadata.learn(topic_partition.topic, topic_partition.partition, wire_error)
+                    self.metadata.learn(topic_partition.topic, state.topic_id, topic_partition.partition, wire_error)
             elif isinstance(error, OffsetOutOfRange) and not unread:
                 if self.options.auto_offset_reset == "none":
                     self._fail(state, OffsetOutOfRange(f"{text}; seek to an offset that exists"))
@@ -855,7 +856,7 @@ class ConsumerEngine:
                 # replica may take over.
                 self._back_off(state, error)
                 state.missing_since_ms = state.missing_since_ms or monotonic_ms()
-                self.metadata.learn(topic_partition.topic, topic_partition.partition, wire_error)
+                self.metadata.learn(topic_partition.topic, state.topic_id, topic_partition.partition, wire_error)
             else:
                 self._fail(state, type(error)(text))
         self.request_sync()

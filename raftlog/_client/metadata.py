@@ -323,9 +323,9 @@ class MetadataCache:
         address = self.address(broker_id)
         return None if address is None else self._inquiry.silent_since(address)
 
-    def learn(self, topic: str, partition: int, error: common_pb2.Error) -> None:
-        """Apply the leader hint of a refusal, or request a refresh."""
-        if error.HasField("leader") and self.view.apply_hint(topic, partition, error.leader):
+    def learn(self, topic: str, topic_id: bytes, partition: int, error: common_pb2.Error) -> None:
+        """Apply the leader hint of a refusal, or request a refresh. `topic_id`: of the request that was refused."""
+        if error.HasField("leader") and self.view.apply_hint(topic, topic_id, partition, error.leader):
             asyncio.get_running_loop().call_soon(self._notify)  # later: the caller may hold its lock
             if error.leader.leader_id in self.view.brokers:
                 return
@@ -770,6 +770,7 @@ class OffsetLookup:
             return self._unreached(wanted, BrokerUnavailable(f"broker {node_id} is no longer part of the cluster"))
         answers: dict[TopicPartition, Answer] = {}
         asked = []
+        topic_ids = []
         request = log_pb2.ListOffsetsRequest(isolation_level=isolation)
         for part, timestamp_ms in wanted.items():
             topic = self._metadata.view.topics.get(part.topic)
@@ -778,6 +779,7 @@ class OffsetLookup:
                 answers[part] = UnknownTopicOrPartition(f"{part} does not exist")
                 continue
             asked.append(part)
+            topic_ids.append(topic.topic_id)
             request.partitions.add(
                 topic_id=topic.topic_id,
                 partition=part.partition,
@@ -791,10 +793,10 @@ class OffsetLookup:
             response = await self._while_it_leads(call, node_id, asked)
         except (grpc.RpcError, RaftlogError) as error:
             return self._unreached(wanted, from_grpc(error, address))
-        for part, result in zip(asked, response.results, strict=True):
+        for part, topic_id, result in zip(asked, topic_ids, response.results, strict=True):
             if result.HasField("error") and result.error.code:
                 answers[part] = from_wire(result.error)
-                self._metadata.learn(part.topic, part.partition, result.error)
+                self._metadata.learn(part.topic, topic_id, part.partition, result.error)
             elif result.offset < 0:
                 answers[part] = None
             else:

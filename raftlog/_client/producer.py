@@ -716,11 +716,18 @@ and without idempotence a retry of a batch that it has appended would be a dupli
 class _Flight:
     """One unanswered request. None stands for a batch whose answer no longer matters."""
 
-    __slots__ = ("batches", "sent_ms")
+    __slots__ = ("batches", "sent_ms", "topic_ids")
 
-    def __init__(self, batches: list[Batch | None], sent_ms: float) -> None:
-        self.batches = batches
+    def __init__(self, sent_ms: float) -> None:
+        self.batches: list[Batch | None] = []
+        self.topic_ids: list[bytes] = []
+        """The topic that each batch was sent to: another one may have its name when the answer comes."""
         self.sent_ms = sent_ms
+
+    def add(self, batch: Batch, topic_id: bytes) -> None:
+        """Add the next batch."""
+        self.batches.append(batch)
+        self.topic_ids.append(topic_id)
 
     def live(self) -> list[Batch]:
         """Return the batches that wait for the answer."""
@@ -1033,8 +1040,9 @@ class ProduceStream:
         self._node_id = node_id
         self._queues: dict[PartitionQueue, None] = {}
         self._in_flight: dict[int, _Flight] = {}
-        self._written: OrderedDict[int, list[tuple[PartitionQueue, int] | None]] = OrderedDict()
-        """Requests with acks=0, oldest first: the queue of each batch, and the leader epoch it was sent under."""
+        self._written: OrderedDict[int, list[tuple[PartitionQueue, bytes, int] | None]] = OrderedDict()
+        """Requests with acks=0, oldest first: of each batch the queue, and the topic id and leader epoch it was sent
+        under."""
         self._unproven_since_ms: float | None = None
         """With acks=0: when the first request was written after the broker was last probed."""
         self._ready = asyncio.Event()
@@ -1263,7 +1271,7 @@ class ProduceStream:
             if not self._in_flight:  # with requests in flight, two calls would race
                 self.ended(None)
             return None
-        flight = _Flight([], engine.now_ms())
+        flight = _Flight(engine.now_ms())
         parts: list[ProducePart] = []
         room_bytes = options.max_request_size
         with engine.lock:
@@ -1293,7 +1301,7 @@ class ProduceStream:
                     if batch.traces:
                         head.traceparents.extend(batch.traces.values())
                     parts.append(ProducePart(head, batch.encoded))
-                    flight.batches.append(batch)
+                    flight.add(batch, topic.topic_id)
                     room_bytes -= len(batch.encoded)
                 if queue.sendable and (not queue.in_flight or queue.node_id == self._node_id):
                     self._queues[queue] = None  # to the back: the other queues come first
@@ -1325,7 +1333,8 @@ class ProduceStream:
                 batch.queue.on_accepted(batch)
                 engine.complete(batch, callbacks)
             self._written[correlation_id] = [
-                None if batch is None else (batch.queue, batch.queue.sent_epoch) for batch in flight.batches
+                None if batch is None else (batch.queue, topic_id, batch.queue.sent_epoch)
+                for batch, topic_id in zip(flight.batches, flight.topic_ids, strict=True)
             ]
             while len(self._written) > _WRITTEN_REQUESTS:
                 self._written.popitem(last=False)
@@ -1349,7 +1358,7 @@ class ProduceStream:
             for sent, result in zip(written, response.results, strict=True):
                 if sent is None or not result.HasField("error"):
                     continue
-                queue, epoch = sent
+                queue, topic_id, epoch = sent
                 if (queue.node_id, queue.sent_epoch) != (self._node_id, epoch) or queue.not_before_ms > engine.now_ms():
                     continue  # it has found another leader, or pauses already
                 logger.warning(
@@ -1359,7 +1368,7 @@ class ProduceStream:
                     result.error.message,
                 )
                 if result.error.code in LEADER_ERRORS:
-                    engine.metadata.learn(queue.topic, queue.partition, result.error)
+                    engine.metadata.learn(queue.topic, topic_id, queue.partition, result.error)
                 queue.on_late_refusal(from_wire(result.error))
                 paused[queue] = None
             engine.settle(paused)
@@ -1385,13 +1394,13 @@ class ProduceStream:
         halves: list[Batch] = []
         touched: dict[PartitionQueue, None] = {}
         with engine.lock:
-            for batch, result in zip(flight.batches, response.results, strict=True):
+            for batch, topic_id, result in zip(flight.batches, flight.topic_ids, response.results, strict=True):
                 if batch is None:
                     continue
                 queue = batch.queue
                 touched[queue] = None
                 if result.HasField("error") and result.error.code:
-                    halves += engine.refused(batch, result.error, callbacks) or ()
+                    halves += engine.refused(batch, topic_id, result.error, callbacks) or ()
                 else:
                     queue.on_accepted(batch)
                     engine.complete(
@@ -2551,12 +2560,17 @@ class ProducerEngine:
 
     # Refusals and retries
 
-    def refused(self, batch: Batch, wire_error: common_pb2.Error, callbacks: Callbacks) -> tuple[Batch, Batch] | None:
-        """Settle a batch that the broker refused; under the lock. Return its halves to encode, if it was split."""
+    def refused(
+        self, batch: Batch, topic_id: bytes, wire_error: common_pb2.Error, callbacks: Callbacks
+    ) -> tuple[Batch, Batch] | None:
+        """Settle a batch that the broker refused; under the lock. Return its halves to encode, if it was split.
+
+        `topic_id`: of the topic that it was sent to.
+        """
         queue = batch.queue
         error = from_wire(wire_error)
         if wire_error.code in LEADER_ERRORS:
-            self.metadata.learn(queue.topic, queue.partition, wire_error)
+            self.metadata.learn(queue.topic, topic_id, queue.partition, wire_error)
         if isinstance(error, ChainBroken):
             queue.on_refused(batch, resend=True, counts=False)
             return None

@@ -208,10 +208,14 @@ class ClusterCache:
         self.topics[info.name] = topic
         return True
 
-    def apply_hint(self, topic: str, partition: int, hint: common_pb2.LeaderHint) -> bool:
-        """Apply the leader hint of a refusal (KIP-951); return whether it was new."""
+    def apply_hint(self, topic: str, topic_id: bytes, partition: int, hint: common_pb2.LeaderHint) -> bool:
+        """Apply the leader hint of a refusal (KIP-951); return whether it was new.
+
+        `topic_id`: the topic that was refused. A hint may come late, when another topic has the name: its leader epochs
+        begin at 0 again, and as an epoch never goes back, the client would stay with a leader that there never was.
+        """
         known = self.topics.get(topic)
-        if known is None or partition >= len(known.partitions):
+        if known is None or known.topic_id != topic_id or partition >= len(known.partitions):
             return False
         view = known.partitions[partition]
         if hint.leader_epoch <= view.leader_epoch:

@@ -32,6 +32,7 @@ from raftlog._delay_queue import (
     consumer_config,
     expect_abort,
     is_over,
+    is_settled,
     mover_config,
     reason_of,
     sender_config,
@@ -117,7 +118,8 @@ class Mover:
                 raise
             except RaftlogError:
                 self.in_doubt = False
-                raise
+                if not is_settled(self._producer._engine):
+                    raise
             self.in_doubt = False
 
     async def _abort(self) -> None:

@@ -8,6 +8,8 @@ Exactly once: tasks stage their rows, and one decision of the driver commits the
 Every attempt of a task stages with its own producer, hidden from read_committed consumers, and reports the token of its
 stage to the driver. The driver's commit names the tokens of successful attempts, and the cluster remembers the number
 of the batch. If Spark writes a committed batch again, it is recognized, whatever partitions and order its rows have.
+Spark repeats only its last batch. A stream that writes an earlier one runs on a checkpoint that is older than what was
+written, and may have planned other rows for that number (`OldCheckpoint`).
 """
 
 from __future__ import annotations
@@ -132,6 +134,10 @@ _stagings: dict[tuple[int, str, tuple[tuple[str, str], ...]], Staging] = {}
 a time, because a Python worker of Spark runs its tasks one after the other."""
 
 
+class OldCheckpoint(RuntimeError):
+    """A stream writes a batch before the last one that its sink has committed."""
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """The batch and the sink of a task. Without `query_id` it is a batch write."""
@@ -200,6 +206,7 @@ def write_staged(
     """Stage all rows of a task, and wait until they are acknowledged; stage nothing if the batch is already committed.
 
     Raises:
+        OldCheckpoint: the sink has committed a later batch of the stream.
         RaftlogError: a record was refused or not acknowledged in time; Spark may retry the task.
     """
     from raftlog.errors import BatchAlreadyCommitted, SinkMismatch
@@ -209,7 +216,16 @@ def write_staged(
     target = _target(options, batch)
     writer = staging.writer(sink_id, target)
     try:
-        if not batch.is_first and writer.last_batch() >= batch.batch_id:
+        last_batch = -1 if batch.is_first else writer.last_batch()
+        if last_batch > batch.batch_id and batch.query_id is not None:
+            raise OldCheckpoint(
+                f"the sink {sink_id} has committed batch {last_batch}, and this query writes batch {batch.batch_id}: "
+                "its checkpoint is older, for example restored from a copy, or another driver runs on it. The rows of "
+                "this batch may be others than those committed under its number, so they are not skipped. Restore the "
+                "newest checkpoint. Or set txn.app.id to a new name: then all rows since this checkpoint are written, "
+                "those that are there already once more"
+            )
+        if last_batch >= batch.batch_id:
             return Staged(0, writer.already_committed(batch.batch_id), target, batch.run_id)
         rows = 0
         with writer.stage(batch.batch_id, _attempt_of(batch.run_id, attempt)) as stage:

@@ -23,6 +23,7 @@ from confluent_kafka.admin import AdminClient
 
 import raftlog
 from broker.coordinator.shards import partition_for
+from raftlog.errors import GroupIdNotFound
 from raftlog.testing import Cluster
 from tests.support.up_to_date import heard_everywhere
 
@@ -415,6 +416,43 @@ def test_members_of_both_kinds_of_clients_share_a_group(cluster: Cluster, topic:
 
         poll_until(members, is_shared)
     poll_until(members, lambda: members[0].partitions == [*range(PARTITIONS)])
+
+
+class SlowMember(CoordinatedMember):
+    """A member whose application has to take partitions in a callback, so it takes none before it polls."""
+
+    def __init__(self, cluster: Cluster, topic: str, **settings: Any) -> None:
+        super().__init__(cluster, topic, **settings)
+        self.taken: set[int] = set()
+        self.consumer.unsubscribe()
+        self.consumer.subscribe([topic], on_assign=self._take)
+
+    def _take(self, consumer: Any, partitions: Sequence[Any]) -> None:
+        self.taken |= {each.partition for each in partitions}
+
+
+def test_what_a_member_is_about_to_read_goes_to_no_other(cluster: Cluster, topic: str, members: list[Member]) -> None:
+    """It was told of partitions, and its application has not polled yet; its heartbeats go on meanwhile."""
+    slow = SlowMember(cluster, topic, **COORDINATED)
+    members.append(slow)
+
+    def assigned() -> list[int]:
+        with raftlog.Admin(cluster.bootstrap) as admin:
+            try:
+                described = admin.describe_group(topic)
+            except GroupIdNotFound:
+                return []
+        return sorted(each.partition for member in described.members for each in member.assigned)
+
+    poll_until([], lambda: assigned() == [*range(PARTITIONS)])
+    other = CoordinatedMember(cluster, topic, **COORDINATED)
+    members.append(other)
+    until_s = time.monotonic() + 5.0
+    poll_until([other], lambda: time.monotonic() > until_s)
+    there = set(other.partitions)
+    poll_until([slow], lambda: bool(slow.taken))
+    assert not slow.taken & there, "no partition may have two readers"
+    poll_until(members, lambda: shared(members))
 
 
 class Mover(CoordinatedMember):

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 from pyspark_raftlog import sink
-from pyspark_raftlog.sink import TaskWritten
+from pyspark_raftlog.sink import OldCheckpoint, TaskWritten
 
 import raftlog
 from raftlog.errors import DeliveryTimeout, RetriableError, StageExpired
@@ -83,7 +83,8 @@ class DriverThread(threading.Thread):
             while self._checkpoint.noted < self._batches - 1:
                 try:
                     self._batch(self._checkpoint.noted + 1)
-                except (StageExpired, RetriableError, DeliveryTimeout) as error:  # the query fails, and is restarted
+                except (StageExpired, RetriableError, DeliveryTimeout, OldCheckpoint) as error:
+                    # the query fails, and is restarted; it is behind where others have gone on
                     self.failures[type(error).__name__] += 1
         except BaseException as error:
             self.error = error

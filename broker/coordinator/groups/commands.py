@@ -97,6 +97,8 @@ __all__ = [
 class Join:
     """The first request of a stream. `host`: where it comes from, for people. `user`: see `user_of`.
 
+    `reports_late`: a Kafka client, which reports partitions only once it reads them; see `Session`.
+
     Answered with `GroupResponse.assignment` (at once for a member that is back, else when the assignment is made), or
     with an error, which ends the stream.
     """
@@ -105,6 +107,7 @@ class Join:
     request: group_pb2.JoinGroup
     host: str = ""
     user: str = ""
+    reports_late: bool = False
 
 
 @dataclass(frozen=True, slots=True)

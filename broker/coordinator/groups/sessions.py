@@ -25,6 +25,11 @@ class Session:
     A member has at most one unanswered heartbeat, and sends none before a stream's first assignment. So a heartbeat
     proves the arrival of everything pushed before the last answer (`_arrived`), and the first heartbeat that of the
     answer to the join.
+
+    A raftlog client reports the partitions that it may begin to read as well. A Kafka client (`reports_late`) reports a
+    partition once it reads it, which may be long after it was told of it, and sends heartbeats without a report
+    meanwhile. Such a heartbeat releases no partition that the client was told of (`_told`). A report does, because the
+    client sends one only while it takes no partitions.
     """
 
     deadline_ms: float
@@ -33,12 +38,15 @@ class Session:
     heard_of_ms: float | None = None
     expelled: bool = False
     owned: frozenset[TopicPartition] = frozenset()
+    reports_late: bool = False
     timer_ms: float = NEVER
     pushed: tuple[int, Set[TopicPartition], str] | None = None
     _pushes: int = 0
     _pushes_at_answer: int = 0
     _arrived: int = 0
     _taken_away: dict[TopicPartition, int] = field(default_factory=dict)
+    _told: set[TopicPartition] = field(default_factory=set)
+    """With `reports_late`: partitions that the member was told of and has not released since."""
     let_go_by: dict[TopicPartition, float] = field(default_factory=dict)
     """Deadlines for the release of partitions pending revocation; each its own, since rebalances may overlap."""
     joining: object | None = None
@@ -46,9 +54,18 @@ class Session:
     act_by_ms: float = NEVER
     """When a member of the classic protocol has to have joined again, or to have synced."""
 
-    def connect(self, to: object, host: str, owned: frozenset[TopicPartition]) -> None:
-        """The member has a new stream; it reads `owned`, or nothing when it joins."""
+    def connect(
+        self,
+        to: object,
+        host: str,
+        owned: frozenset[TopicPartition],
+        *,
+        reports_late: bool = False,
+        told: frozenset[TopicPartition] = frozenset(),
+    ) -> None:
+        """The member has a new stream; it reads `owned`, or nothing when it joins. `told`: as `_told`."""
         self.to, self.host, self.owned = to, host, owned
+        self.reports_late, self._told = reports_late, set(told)
         self.expelled = False
         self.pushed = None
         self._pushes = self._arrived = 0
@@ -62,6 +79,8 @@ class Session:
             return False
         self.pushed = now
         self._pushes += 1
+        if self.reports_late:
+            self._told.update(assignment.assigned)
         pending = assignment.pending_revocation
         self._taken_away = {partition: self._taken_away.get(partition, self._pushes) for partition in pending}
         return True
@@ -70,20 +89,24 @@ class Session:
         """Note a heartbeat (`owned` None: unchanged); return the released ones of `pending`.
 
         Where the member reads none of the others, but may not have had the assignment without them when it said so, it
-        is told that assignment once more: it answers with a heartbeat, and that one is sure.
+        is told that assignment once more: it answers with a heartbeat, and that one is sure. Not so a member that
+        reports late and has reported nothing: its next report is waited for.
         """
         before = self.owned
         if owned is not None:
             self.owned = owned
         self._arrived = self._pushes_at_answer
         not_read = pending - self.owned
+        may_begin = self._told if owned is None else ()
         let_go = frozenset(
             partition
             for partition in not_read
-            if partition in before or self._taken_away.get(partition, NEVER) <= self._arrived
+            if partition in before
+            or (self._taken_away.get(partition, NEVER) <= self._arrived and partition not in may_begin)
         )
-        if len(let_go) < len(not_read):
+        if len(let_go) < len(not_read) and not (self.reports_late and owned is None):
             self.pushed = None
+        self._told -= let_go
         return let_go
 
     def answered(self) -> None:

@@ -172,6 +172,19 @@ def test_new_partitions_and_topics_begin_at_their_first_record(cluster: type[Clu
         made.latestOffset(end, ALL)
 
 
+def test_the_first_records_of_a_new_partition_that_expire_before_they_are_read_are_a_loss(
+    cluster: type[Cluster],
+) -> None:
+    """The checkpoint does not say where a new partition began: also a batch that is repeated asks for it again."""
+    start = stream().initialOffset()
+    cluster.topics_now["t"].bounds.append((0, 7))
+    end = stream().latestOffset(start, ALL)
+    cluster.topics_now["t"].bounds[2] = (3, 9)
+    with pytest.raises(DataLoss, match="t-2 is new and begins at 3, not at 0"):
+        stream().partitions(start, end)
+    assert spans(stream(failOnDataLoss=False).partitions(start, end))[-1] == ("t", 2, 3, 7)
+
+
 def test_available_now_reads_up_to_where_it_began(cluster: type[Cluster]) -> None:
     made = stream(minOffsetsPerTrigger=1000)
     made.prepareForTriggerAvailableNow()

@@ -4,11 +4,15 @@ lead to."""
 from __future__ import annotations
 
 import asyncio
+import itertools
+import random
 import threading
 from dataclasses import replace
 from typing import Any, cast
 
+import hypothesis
 import pytest
+from hypothesis import strategies as st
 
 from broker.config.config import BrokerConfig
 from broker.coordinator.core import Decision
@@ -159,9 +163,185 @@ async def test_a_member_that_says_everything_anew_frees_nothing_before_it_has_th
             "the second member must get nothing, as the first may not have got the response"
         )
         await broker.heartbeat("a", 1)
+        assert not given(await broker.heartbeat("b", 2)), (
+            "the second member must get nothing, as the first may be taking what it had been given"
+        )
+        await broker.heartbeat("a", 1, kept)
         assert given(await broker.heartbeat("b", 2)) == ALL - kept
 
     await asyncio.create_task(over_another_connection())
+
+
+async def test_what_a_member_is_taking_goes_to_no_other_until_it_has_reported_it() -> None:
+    """Its application is in a callback: its heartbeats go on, and it reports the partitions only once it reads them."""
+    broker = Broker(Shard())
+    assert given(await broker.join("a")) == ALL
+    await broker.join("b")
+    kept = given(await broker.heartbeat("a", 1))
+    assert kept is not None
+    assert len(kept) == 2
+    for _ in range(3):
+        assert given(await broker.heartbeat("a", 1)) is None
+        assert not given(await broker.heartbeat("b", 2)), "the first member may begin to read all of them"
+    await broker.heartbeat("a", 1, ALL)
+    assert not given(await broker.heartbeat("b", 2)), "the first member reads all of them"
+    await broker.heartbeat("a", 1, kept)
+    assert given(await broker.heartbeat("b", 2)) == ALL - kept
+
+
+async def test_a_member_that_joins_again_reads_nothing_of_before() -> None:
+    """It reports nothing where it is given nothing, as its report would be the same as before."""
+    broker = Broker(Shard())
+    await broker.join("a")
+    await broker.heartbeat("a", 1, ALL)
+    assert given(await broker.join("a")) == set()
+    again = await broker.heartbeat("a", 1)
+    for _ in range(3):
+        if again.get("assignment") is not None and given(again):
+            break
+        again = await broker.heartbeat("a", again["member_epoch"])
+    assert given(again) == ALL
+
+
+class Connection:
+    """A connection to a broker: all requests over it come from one task."""
+
+    def __init__(self) -> None:
+        self._requests: asyncio.Queue[tuple[Any, asyncio.Future[Fields]]] = asyncio.Queue()
+        self._task = asyncio.create_task(self._serve())
+
+    async def _serve(self) -> None:
+        while True:
+            request, answer = await self._requests.get()
+            answer.set_result(await request)
+
+    async def send(self, request: Any) -> Fields:
+        answer: asyncio.Future[Fields] = asyncio.get_running_loop().create_future()
+        self._requests.put_nowait((request, answer))
+        return await answer
+
+    async def close(self) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+
+class Client:
+    """A Kafka client as far as its partitions go: it takes one assignment after the other, each in its own time.
+
+    `reports_the_same`: whether it reports an assignment that changes nothing, as Java's client does and librdkafka not.
+    """
+
+    def __init__(self, name: str, *, reports_the_same: bool) -> None:
+        self.name = name
+        self.reads: set[int] = set()
+        self._reports_the_same = reports_the_same
+        self._connection: Connection | None = None
+        self._epoch = 0
+        self._is_full = True
+        self._told: set[int] | None = None
+        self._taking: set[int] | None = None
+        self._has: set[int] = set()
+        self._owes_report = False
+
+    async def beat(self, broker: Broker, *, is_lost: bool) -> None:
+        """Send a heartbeat; the response may be lost."""
+        if self._connection is None:
+            self._connection, self._is_full = Connection(), True
+        fields: dict[str, Any] = {}
+        owned = None
+        if self._is_full or self._owes_report:
+            owned, self._owes_report = set(self._has), False
+        if self._is_full:
+            fields = {"subscribed_topic_names": ["t"]}
+        response = await self._connection.send(broker.heartbeat(self.name, self._epoch, owned, **fields))
+        if is_lost:
+            await self.disconnect()
+            return
+        if response["error_code"] == common_pb2.COORDINATOR_NOT_AVAILABLE:
+            self._is_full = True
+        elif response["error_code"]:
+            assert response["error_code"] in (common_pb2.FENCED_MEMBER_EPOCH, common_pb2.UNKNOWN_MEMBER_ID), response
+            self.reads, self._has, self._taking, self._told = set(), set(), None, None
+            self._epoch, self._is_full, self._owes_report = 0, True, False
+        else:
+            self._is_full = False
+            self._epoch = response["member_epoch"]
+            if (now := given(response)) is not None:
+                self._told = now
+
+    async def disconnect(self) -> None:
+        if self._connection is not None:
+            await self._connection.close()
+            self._connection = None
+
+    def begin(self) -> None:
+        """Begin to take what it was told last: first it stops to read what is not in it."""
+        if self._taking is not None or self._owes_report or self._told is None:
+            return
+        told, self._told = self._told, None
+        if told != self._has or self._reports_the_same:
+            self._taking = told
+            self.reads &= told
+
+    def finish(self) -> None:
+        """The application has returned from its callback: read, and report."""
+        if self._taking is not None:
+            self.reads, self._has, self._taking = set(self._taking), set(self._taking), None
+            self._owes_report = True
+
+
+async def _moves_partitions(rng: random.Random) -> None:
+    shard = Shard()
+    broker = Broker(shard)
+    clients = [Client(name, reports_the_same=rng.random() < 0.5) for name in ("a", "b", "c")]
+    away: set[Client] = set(clients[1:])
+
+    def check() -> None:
+        there = [each for each in clients if each not in away]
+        for one, other in itertools.combinations(there, 2):
+            assert not one.reads & other.reads, "no partition may have two readers"
+
+    async def leave(client: Client) -> None:
+        await client.disconnect()
+        clients[clients.index(client)] = restarted = Client(client.name, reports_the_same=rng.random() < 0.5)
+        away.add(restarted)
+        await broker.heartbeat(client.name, -1)
+
+    for _ in range(60):
+        client = rng.choice(clients)
+        what = rng.random()
+        if client in away:
+            away.discard(client)
+        elif what < 0.04:
+            await leave(client)
+        elif what < 0.06:
+            shard.restart()
+            broker = Broker(shard)
+        elif what < 0.08:
+            await client.disconnect()
+        elif what < 0.5:
+            await client.beat(broker, is_lost=rng.random() < 0.05)
+        elif what < 0.75:
+            client.begin()
+        else:
+            client.finish()
+        check()
+    away.clear()
+    for _ in range(300):
+        for client in clients:
+            await client.beat(broker, is_lost=False)
+            client.begin()
+            client.finish()
+            check()
+        shard.driver.now_ms += 1_000
+    assert set().union(*(each.reads for each in clients)) == ALL, "every partition must have a reader in the end"
+    for client in clients:
+        await client.disconnect()
+
+
+@hypothesis.given(st.integers(0, (1 << 64) - 1))
+def test_however_slowly_clients_take_partitions_none_has_two_readers(seed: int) -> None:
+    asyncio.run(_moves_partitions(random.Random(seed)))
 
 
 async def test_another_coordinator_takes_a_member_back() -> None:

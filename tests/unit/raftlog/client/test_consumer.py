@@ -284,6 +284,17 @@ def test_a_topic_made_again_is_not_silently_continued(cluster: FakeCluster) -> N
         assert values(read(lenient, 9)) == [b"other"] * 9, "the records of the new topic must be read from its start"
 
 
+def test_a_topic_made_again_has_a_lag_of_its_own(cluster: FakeCluster) -> None:
+    cluster.append("t", batch(numbered(0, 5)))
+    with Consumer(cluster.bootstrap, auto_offset_reset="earliest", metadata_max_age_ms=20, **FAST) as consumer:
+        consumer.assign([T0])
+        assert values(read(consumer, 5)) == numbered(0, 5)
+        cluster.make_topic_again("t")
+        cluster.append("t", batch([b"other"]))
+        assert values(read(consumer, 1)) == [b"other"]
+        assert consumer.metrics()["consumer-fetch-manager-metrics"]["records-lag-max"] == 0
+
+
 def test_a_deleted_topic_is_reported_to_who_assigned_it(cluster: FakeCluster) -> None:
     with Consumer(cluster.bootstrap, metadata_max_age_ms=20, **FAST) as consumer:
         consumer.assign([T0])

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 import pytest
@@ -43,6 +43,8 @@ from tests.support.fake_broker import FakeCluster
 from tests.support.fresh import examples
 
 FAST: dict[str, Any] = {"linger_ms": 0.5, "retry_backoff_ms": 1, "retry_backoff_max_ms": 20}
+PATIENT: dict[str, Any] = {**FAST, "delivery_timeout_ms": 20_000, "request_timeout_ms": 15_000}
+"""A record that waits for ever fails within a test."""
 
 
 def numbered(count: int) -> list[bytes]:
@@ -489,6 +491,30 @@ def test_a_topic_made_again_is_written_to_under_its_new_id() -> None:
             cluster.create_topic("t")
             assert producer.send("t", b"b").result(30).offset == 0
         assert cluster.values("t") == [b"b"]
+
+
+@pytest.mark.parametrize("acks", ["all", 0])
+def test_a_leader_hint_about_a_deleted_topic_is_none_about_the_next_one_of_its_name(acks: Literal["all", 0]) -> None:
+    """The answer is late, as one that waits for another partition's replicas; the next topic begins at epoch 0."""
+    with FakeCluster() as cluster:
+        cluster.create_topic("t")
+        refusals: list[RaftlogError] = [NotLeader("broker 1 leads t-0", 1, 7)]
+        cluster.faults.refuse_when = lambda *_: refusals.pop() if refusals else None
+        with Producer(cluster.bootstrap, acks=acks, metadata_max_age_ms=20, **PATIENT) as producer:
+            cluster.hold_acks()
+            first = producer.send("t", b"a")
+            until(lambda: not refusals)
+            cluster.delete_topic("t")
+            cluster.create_topic("t")
+            topics = producer._engine.metadata.view.topics
+            until(lambda: "t" in topics and topics["t"].topic_id == cluster.topics["t"].topic_id)
+            answered = cluster.answered
+            cluster.release_acks()
+            until(lambda: cluster.answered > answered)
+            first.result(30)
+            producer.send("t", b"b").result(30)
+            until(lambda: b"b" in cluster.values("t"))
+            assert topics["t"].partitions[0].leader_epoch == 0
 
 
 def test_stale_leader_hint_does_not_loop() -> None:

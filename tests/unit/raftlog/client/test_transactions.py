@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import signal
 import threading
@@ -16,6 +17,7 @@ from raftlog import DelayQueue, GroupMetadata, OffsetAndMetadata, Producer, Topi
 from raftlog._client import producer as transactions
 from raftlog._client.background import loop_thread
 from raftlog._client.options import ProducerOptions
+from raftlog._core.delays import Outgoing
 from raftlog._core.transaction_state import TransactionPhase
 from raftlog._delay_queue import Mover, mover_config
 from raftlog.errors import (
@@ -1063,6 +1065,28 @@ def test_a_delay_queue_that_is_closed_while_it_hands_over_has_forgotten_nothing(
 
 
 GROUP = GroupMetadata("readers", "m-1", 5)
+
+
+def test_a_delay_queue_that_is_interrupted_once_it_has_committed_hands_nothing_over_twice(
+    cluster: TransactionCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.groups.add("readers")
+    mover = Mover(cluster.bootstrap, "q", FAST)
+    commit = mover._producer.commit_transaction
+
+    def commit_and_be_interrupted(timeout: float | None = None) -> None:
+        commit(timeout)
+        raise KeyboardInterrupt
+
+    with contextlib.closing(mover):
+        monkeypatch.setattr(mover._producer, "commit_transaction", commit_and_be_interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            mover.move([Outgoing("t", b"yes", None, (), 0)], {TopicPartition("q", 0): 1}, GROUP)
+        monkeypatch.undo()
+        mover.settle()  # raises what means that nothing was handed over
+        assert cluster.committed("t") == [b"yes"]
+        mover.move([Outgoing("t", b"next", None, (), 0)], {TopicPartition("q", 0): 2}, GROUP)
+    assert cluster.committed("t") == [b"yes", b"next"]
 
 
 def test_offsets_count_with_the_transaction(cluster: TransactionCluster) -> None:

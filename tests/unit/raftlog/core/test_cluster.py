@@ -40,9 +40,13 @@ def test_an_older_leader_epoch_of_the_same_topic_is_ignored() -> None:
 def test_a_hint_counts_when_it_is_newer() -> None:
     cache = ClusterCache()
     cache.merge(answer(1, 5), all_topics=False)
-    assert not cache.apply_hint("t", 0, common_pb2.LeaderHint(leader_id=2, leader_epoch=5))
-    assert not cache.apply_hint("t", 7, common_pb2.LeaderHint(leader_id=2, leader_epoch=9))
-    assert cache.apply_hint("t", 0, common_pb2.LeaderHint(leader_id=3, leader_epoch=6, host="h3", port=3))
+    topic_id = cache.topics["t"].topic_id
+    assert not cache.apply_hint("t", topic_id, 0, common_pb2.LeaderHint(leader_id=2, leader_epoch=5))
+    assert not cache.apply_hint("t", topic_id, 7, common_pb2.LeaderHint(leader_id=2, leader_epoch=9))
+    assert not cache.apply_hint("t", b"b" * 16, 0, common_pb2.LeaderHint(leader_id=2, leader_epoch=9)), (
+        "a hint about an earlier topic of the name must not count"
+    )
+    assert cache.apply_hint("t", topic_id, 0, common_pb2.LeaderHint(leader_id=3, leader_epoch=6, host="h3", port=3))
     leader = cache.leader("t", 0)
     assert leader is not None
     assert leader.address == "h3:3"

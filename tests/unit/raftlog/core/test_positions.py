@@ -423,5 +423,6 @@ def test_a_leader_that_was_not_asked_yet_is_asked_at_once() -> None:
     assert not leads_anew(state(), AT_LEADER), "a partition without a subscription must not count as led anew"
     assert not leads_anew(state(at=1), None)
     hinted = cluster()
-    assert hinted.apply_hint("t", 0, common_pb2.LeaderHint(leader_id=3, leader_epoch=6))
+    topic_id = hinted.topics["t"].topic_id
+    assert hinted.apply_hint("t", topic_id, 0, common_pb2.LeaderHint(leader_id=3, leader_epoch=6))
     assert leads_anew(state(at=1), read_source(state(), hinted, 0.0))
