@@ -315,6 +315,7 @@ class LeaderLink:
         while (frames := await call.read()) is not aio.EOF:
             if frames is None:
                 raise InvalidRequestError(f"broker {self._leader_id} sent a message that is not a ReplicateResponse")
+            self._heard_ms = now_ms()  # an empty message, a sign of life, has no pieces
             for number, piece in enumerate(in_pieces(frames, BATCHES_IN_A_TURN)):
                 if number:
                     await asyncio.sleep(0)

@@ -409,6 +409,27 @@ def test_a_leader_that_falls_silent_is_given_up_and_found_again(monkeypatch: pyt
     run(scenario)
 
 
+def test_the_empty_messages_of_an_idle_leader_keep_the_stream(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(service_module, "SIGN_OF_LIFE_MS", 50.0)
+    monkeypatch.setattr(fetchers_module, "SILENCE_S", 0.5)
+
+    async def scenario() -> None:
+        led, followed = Led(MemoryLog([1])), Followed(MemoryLog())
+        leader = Leader(led)
+        await leader.start()
+        with caplog.at_level(logging.INFO, logger=fetchers_module.__name__):
+            async with following(leader, followed):
+                await until(lambda: led.high_watermark == 1)
+                caplog.clear()
+                await asyncio.sleep(1.5)
+                assert "it has sent nothing" not in caplog.text
+        await leader.stop()
+
+    run(scenario)
+
+
 @pytest.mark.parametrize(
     ("first", "words"),
     [
