@@ -208,6 +208,12 @@ FOUND: list[tuple[str, str, str, Mapping[str, Any]]] = [
         nodes(node(1), node(2, log_dirs=[pictures.log_dir(usable_bytes=10 * GIB)])),
     ),
     (
+        "disk-near-full",
+        "error",
+        "1 metadata directory is nearly full",
+        nodes(node(1), node(2, log_dirs=[pictures.log_dir(path="/meta", metadata=True, usable_bytes=GIB)])),
+    ),
+    (
         "clock-skew",
         "warning",
         "node 2 is ahead of node 1 by 1.9 s or more",
