@@ -333,7 +333,7 @@ def test_the_times_are_those_of_the_design() -> None:
         ({"controller_quorum_voters": "1@a:1,2@b:1"}, "2 voters; a quorum has 1, 3, 5"),
         ({"controller_quorum_voters": THREE, "node_id": 9}, "node.id=9 is not in controller.quorum.voters"),
         ({"controller_quorum_voters": THREE, "process_roles": "broker"}, "has no controller; add that role"),
-        ({"controller_quorum_voters": THREE, "cluster_id": ""}, "Make one with `raftlog quorum new-id`"),
+        ({"controller_quorum_voters": THREE, "cluster_id": ""}, "make one with `raftlog quorum new-id`"),
         ({"process_roles": "broker"}, "without controller.quorum.voters"),
         ({"process_roles": "controller"}, "without controller.quorum.voters"),
         ({"inter_node_listener": "127.0.0.1:1"}, "a node that is alone calls no other"),
