@@ -149,6 +149,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         ",".join(config.process_roles),
         extra={"event": "node_starting", "version": __version__},
     )
+    for doubt in config.doubts:
+        logger.warning("%s", doubt)
     try:
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         uvloop.run(_serve(config, arguments.ready_file))
