@@ -415,8 +415,8 @@ class GroupReading:
     Without following it stops at the ends that its partitions have when they are assigned, or at once if the group
     assigns none. The time limit of `polls` starts with the constructor, so it includes joining.
 
-    While the coordinator cannot store offsets, for example because its disk is full, it goes on if it follows, and commits
-    them with those of later records.
+    While the coordinator cannot store offsets, for example because its disk is full, it goes on if it follows, and
+    commits them with those of later records.
     """
 
     def __init__(self, consumer: raftlog.Consumer, topics: str | list[str], *, follow: bool) -> None:

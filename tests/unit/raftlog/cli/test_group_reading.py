@@ -163,7 +163,12 @@ def test_who_follows_goes_on_while_offsets_cannot_be_stored(capsys: pytest.Captu
     consumer.refuse = CoordinatorNotAvailable("the disk is full")
     polls = reading.polls(None, 3)
     assert [len(next(polls)), len(next(polls))] == [1, 1]
-    consumer.polls.insert(0, lambda: [] if setattr(consumer, "refuse", None) is None else [])
+
+    def with_space() -> Sequence[Record]:
+        consumer.refuse = None
+        return []
+
+    consumer.polls.insert(0, with_space)
     assert len(next(polls)) == 1
     assert consumer.committed == {A0: 1, A1: 1}
     assert capsys.readouterr().err == (
