@@ -290,8 +290,8 @@ def _bring_back(picture: Picture, missing: set[int]) -> str:
     if slow:
         said.append(
             f"see why {_brokers(sorted(slow))} {'lags' if len(slow) == 1 else 'lag'}: raftlog topic describe shows by "
-            "how much, and the broker's log why; usual causes are slow or full disks, a throttle, or a broken network "
-            "between brokers"
+            "how much, and the broker's log why; usual causes are slow or full disks, a throttle, a broken network "
+            "between brokers, or a leader's advertised.inter.node.listener that they cannot reach"
         )
     return "; ".join(said)
 
