@@ -378,8 +378,8 @@ class LeaderLink:
         ):
             self._told_unreachable = True
             logger.warning(
-                "cannot reach broker %d at %s, whose partitions this broker follows: %s; if other nodes cannot reach it "
-                "either, correct its advertised.inter.node.listener; trying again",
+                "cannot reach broker %d at %s, whose partitions this broker follows: %s; if other nodes cannot reach "
+                "it either, correct its advertised.inter.node.listener; trying again",
                 self._leader_id,
                 self._address,
                 trouble,
