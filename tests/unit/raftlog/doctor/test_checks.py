@@ -277,6 +277,12 @@ FOUND: list[tuple[str, str, str, Mapping[str, Any]]] = [
         {**brokers(broker(1)), **orders(partition(0, [1]), min_insync_replicas="1")},
     ),
     ("topic-min-isr-one", "note", "raftlog topic alter orders", orders(WHOLE, min_insync_replicas="1")),
+    (
+        "topic-min-isr-in-file",
+        "note",
+        "raftlog config set broker default min.insync.replicas=2",
+        {"topics": [topic("orders", WHOLE)], "configs": {"orders": configs({"min.insync.replicas": "2"})}},
+    ),
     ("topic-unclean-election", "warning", "orders", orders(WHOLE, unclean_leader_election_enable="true")),
     ("topic-not-flushed", "warning", "orders", orders(WHOLE, flush_messages="100")),
     (
