@@ -119,8 +119,9 @@ class ConfigKey:
         try:
             value = _PARSERS[self.kind](raw)
         except _TooLarge:
-            complaint = f"expected {self.expected}; the largest number is {MAX_INT64}"
-            raise InvalidConfig(f"{self.name}={self._shown(raw)}: {complaint}") from None
+            raise InvalidConfig(
+                f"{self.name}={self._shown(raw)}: expected {self.expected}; the largest number is {MAX_INT64}"
+            ) from None
         except ValueError:
             raise InvalidConfig(f"{self.name}={self._shown(raw)}: expected {self.expected}") from None
         if self.ignore_case and isinstance(value, str):
