@@ -125,8 +125,8 @@ def min_isr_in_file(picture: Picture) -> Iterator[Problem]:
     if found:
         yield Problem(
             "note",
-            f"{counted(len(found), 'topic has', 'topics have')} min.insync.replicas only from the files of brokers, and "
-            "controllers do not know it: after a stop of all brokers only the last one in sync may lead, although "
+            f"{counted(len(found), 'topic has', 'topics have')} min.insync.replicas only from the files of brokers, "
+            "and controllers do not know it: after a stop of all brokers only the last one in sync may lead, although "
             "others have all committed records",
             tuple(found),
             f"raftlog config set broker default min.insync.replicas={max(found.values())}",
