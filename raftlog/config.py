@@ -118,6 +118,10 @@ class ConfigKey:
             return None
         try:
             value = _PARSERS[self.kind](raw)
+        except _TooLarge:
+            raise InvalidConfig(
+                f"{self.name}={self._shown(raw)}: expected {self.expected}; the largest number is {MAX_INT64}"
+            ) from None
         except ValueError:
             raise InvalidConfig(f"{self.name}={self._shown(raw)}: expected {self.expected}") from None
         if self.ignore_case and isinstance(value, str):
@@ -461,8 +465,14 @@ def _digits(number: str) -> int:
     return int(number)
 
 
+class _TooLarge(ValueError):
+    """A number is beyond 64 bits."""
+
+
 def _int64(number: int) -> int:
-    if not -MAX_INT64 - 1 <= number <= MAX_INT64:
+    if number > MAX_INT64:
+        raise _TooLarge(number)
+    if number < -MAX_INT64 - 1:
         raise ValueError(number)
     return number
 

@@ -307,7 +307,13 @@ def _run(options: argparse.Namespace) -> Iterator[str]:
             yield "until the node starts, the change can be corrected or taken back by the same command"
             if options.copies is not None:
                 yield f"move {options.copies}/node-ID to the metadata.log.dir of each new voter before it starts"
-            yield "change controller.quorum.voters in its configuration likewise, and do the same on every other voter"
+                yield f"set cluster.id to {after.cluster_id} in the configuration of every node"
+                yield "name all voters in controller.quorum.voters of every node"
+            else:
+                yield (
+                    "change controller.quorum.voters in its configuration likewise, and do the same on every other "
+                    "voter that stays"
+                )
         case _:
             raise InvalidRequestError(f"there is no command {options.command!r}")
 

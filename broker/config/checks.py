@@ -187,6 +187,35 @@ def check_values(values: Mapping[str, Any]) -> None:
         )
 
 
+def doubts(values: Mapping[str, Any]) -> list[str]:
+    """Return what is allowed, but hardly meant: a sentence for each, which a node logs at its start. Pure."""
+    found = []
+    smallest = values["min.segment.bytes"]
+    if values["log.segment.bytes"] < smallest:
+        found.append(
+            f"log.segment.bytes={values['log.segment.bytes']} counts as min.segment.bytes={smallest}, which is above "
+            "it: raise the one, or lower the other"
+        )
+    if values["min.insync.replicas"] > values["default.replication.factor"]:
+        found.append(
+            f"min.insync.replicas={values['min.insync.replicas']} is above "
+            f"default.replication.factor={values['default.replication.factor']}: topics that are created without a "
+            "replication factor refuse writes with acks=all; raise default.replication.factor"
+        )
+    if (
+        values["ssl.keystore.location"]
+        and values["listener.security.protocol"] == PLAINTEXT
+        and inter_node_protocol(values) == PLAINTEXT
+        and not values["listener.security.migration"]
+        and "ssl" not in kafka_protocol(values["listeners"])
+    ):
+        found.append(
+            f"ssl.keystore.location={values['ssl.keystore.location']} is not used: listener.security.protocol is "
+            "plaintext; set it to ssl or sasl_ssl if clients should use TLS"
+        )
+    return found
+
+
 def _normalized(path: str) -> str:
     return str(Path(path).absolute())
 
@@ -353,8 +382,9 @@ def _check_quorum(values: Mapping[str, Any]) -> None:
         )
     if len(voters) > 1 and not values["cluster.id"]:
         raise InvalidConfig(
-            "cluster.id is not set; with several controllers every node needs the same one. "
-            "Make one with `raftlog quorum new-id`"
+            "cluster.id is not set; with several controllers every node needs the same one. For a new cluster make one "
+            "with `raftlog quorum new-id`; a controller that has run before has one: "
+            "`raftlog quorum describe --config FILE` shows it"
         )
     if "controller" not in roles and not values["inter.node.listener"]:
         raise InvalidConfig(

@@ -25,6 +25,7 @@ from broker.config.checks import (
     check_values,
     collector,
     connection_overrides,
+    doubts,
     inter_node_protocol,
     mapping_rules,
     no_auto_create,
@@ -104,7 +105,7 @@ class BrokerConfig(Settings):
     `listeners` and `advertised.listeners`, None without them; `kafka_security_protocol` is Kafka's name of what the
     former speaks. `topic_defaults` has the topics' defaults
     (log.retention.ms and its like) by topic key in canonical spelling. `values` has all values by key and `static_keys`
-    the keys that were set, for DescribeConfigs.
+    the keys that were set, for DescribeConfigs. `doubts`: what is hardly meant, in sentences for the log.
     """
 
     # This node, its disks, its limits
@@ -986,6 +987,7 @@ class BrokerConfig(Settings):
     advertised_kafka_listener: Endpoint | None
     values: Mapping[str, Value]
     static_keys: frozenset[str]
+    doubts: tuple[str, ...]
     topic_defaults: Mapping[str, str]
 
     @staticmethod
@@ -1033,6 +1035,7 @@ class BrokerConfig(Settings):
             metadata_log_dir=self.metadata_log_dir or str(Path(self.log_dirs[0]) / METADATA_DIRECTORY),
             values=values,
             static_keys=static_keys,
+            doubts=tuple(doubts(values)),
             topic_defaults={
                 key.name: key.format(values.get(BROKER_KEY_BY_TOPIC_KEY.get(key.name, ""), key.default))
                 for key in TOPIC_CONFIGS

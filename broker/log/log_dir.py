@@ -363,10 +363,11 @@ def is_refusal(error: BaseException) -> bool:
 
 
 def full(directory: str, wanted_bytes: int) -> StorageFull:
-    """Return the refusal of a write for want of space."""
+    """Return the refusal of a write for want of space; 0 bytes: of a file that is not a log."""
+    wanted = f"{wanted_bytes} bytes" if wanted_bytes else "a file"
     return StorageFull(
-        f"no space left in log directory {directory}: {wanted_bytes} bytes could not be written and nothing was "
-        "appended; free space or shorten retention, reads go on and writes resume by themselves"
+        f"no space left in log directory {directory}: {wanted} could not be written and nothing was appended; free "
+        "space or shorten retention, reads go on and writes resume by themselves"
     )
 
 

@@ -100,7 +100,7 @@ def _named(files: PemFiles) -> str:
 def _in_words(error: ssl.SSLCertVerificationError) -> str:
     match error.verify_code:
         case code if code == EXPIRED:
-            return "has expired, or one of its CAs has; issue a new one"
+            return "has expired, or one of its CAs has; issue a new one, unless this machine's clock is wrong"
         case code if code == NOT_YET_VALID:
             return "is not valid yet; check this machine's clock"
         case code if code == WRONG_PURPOSE:

@@ -58,6 +58,7 @@ EVENTS: Final[Mapping[str, str]] = MappingProxyType(
         "isr_change_refused": "The controller has refused a change of the ISR that this leader asked for.",
         "leader_connected": "This broker follows a leader's partitions.",
         "leader_connection_lost": "This broker's stream to a leader broke.",
+        "leader_unreachable": "This broker has been unable to reach a leader that it follows for several seconds.",
         "log_truncated": "A follower removes the records that its leader does not have.",
         "log_started_over": "A follower removes all records, and begins at its leader's log start.",
         "log_damaged": "A log is damaged; its replica is closed.",

@@ -45,6 +45,7 @@ from raftlog._core.positions import (
     leads_anew,
     read_source,
 )
+from raftlog._core.words import counted
 from raftlog.errors import (
     AuthorizationError,
     BrokerUnavailable,
@@ -579,8 +580,8 @@ class ConsumerEngine:
                 break
         if left := self._unplaced():
             logger.warning(
-                "no start found yet for %d partitions, continuing without them: %s",
-                len(left),
+                "no start found yet for %s, continuing without them: %s",
+                counted(len(left), "partition"),
                 "; ".join(
                     self._named(state, state.refusal or RequestTimedOut("its leader has not answered yet"))
                     for state in left[:_NAMED]

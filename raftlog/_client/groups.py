@@ -258,6 +258,10 @@ class GroupSession:
                 error = self._on_response(response)
                 self._heard = self._heard or not isinstance(error, AuthorizationError)
                 if error is not None:
+                    if error.retriable:
+                        self._fail_commits(
+                            CoordinatorNotAvailable(f"the group's coordinator ended its stream: {error}")
+                        )
                     return error
         finally:
             self._call = None

@@ -340,7 +340,7 @@ def shake_hands(server_context: ssl.SSLContext, client_context: ssl.SSLContext) 
 
 REFUSES: Final = "it refuses this client's certificate: "
 _WANTS: Final = "it asks for a certificate, and this client has none; set ssl.certificate.location"
-_EXPIRED: Final = "it has expired, or one of its CAs has; issue a new one"
+_EXPIRED: Final = "it has expired, or one of its CAs has; issue a new one, unless this machine's clock is wrong"
 _NOT_YET: Final = "it is not valid yet; is a clock wrong?"
 _PURPOSE: Final = "it is not issued for clients; issue one with extendedKeyUsage = clientAuth"
 _UNTRUSTED: Final = "brokers do not trust its CA; use one of a CA in their ssl.truststore.location"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
+import inspect
 import secrets
 import shutil
 import tempfile
@@ -62,8 +64,8 @@ class Cluster:
         **more_config: the same with underscores (`log_segment_bytes=1048576`).
 
     Raises:
-        InvalidConfig: no such cluster is possible. At the start: the directory has a cluster of another size, or the
-            extra `raftlog[server]` is not installed.
+        InvalidConfig: no such cluster is possible, or a keyword is neither a parameter nor a server key. At the start:
+            the directory has a cluster of another size, or the extra `raftlog[server]` is not installed.
         ServerFailed: at the start: a server did not become ready, or another cluster runs in the directory.
     """
 
@@ -84,6 +86,7 @@ class Cluster:
         config: Mapping[str, ConfigValue] | None = None,
         **more_config: Unpack[ServerKeywords],
     ) -> None:
+        _check_keywords(more_config)
         self._controllers = default_controllers(nodes) if controllers is None else controllers
         check_size(nodes, self._controllers, dedicated_controllers)
         self._dedicated_controllers = dedicated_controllers
@@ -112,6 +115,12 @@ class Cluster:
             )
             for node_id in range(1, nodes + 1)
         }
+
+    def __repr__(self) -> str:
+        nodes = ", ".join(
+            f"{node_id} {'running' if server.is_running else 'stopped'}" for node_id, server in self._servers.items()
+        )
+        return f"<Cluster in {self.directory}: nodes {nodes}; bootstrap {self.bootstrap or 'none yet'}>"
 
     def __enter__(self) -> Cluster:
         try:
@@ -440,3 +449,19 @@ class Cluster:
             return self._servers[node_id]
         except KeyError:
             raise InvalidConfig(f"no server {node_id}; this cluster has {', '.join(map(str, self._servers))}") from None
+
+
+def _check_keywords(given: Iterable[str]) -> None:
+    """Refuse a keyword that is neither a parameter of `Cluster` nor a key of servers.
+
+    Raises:
+        InvalidConfig: its message names the nearest one.
+    """
+    keys = ServerKeywords.__annotations__
+    for name in given:
+        if name not in keys:
+            near = difflib.get_close_matches(name, [*inspect.signature(Cluster).parameters, *keys], n=1)
+            raise InvalidConfig(
+                f"Cluster has no parameter {name!r}, and servers have no such key"
+                + (f"; did you mean {near[0]!r}?" if near else "; docs/configuration.md lists the keys of servers")
+            )

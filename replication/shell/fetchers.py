@@ -45,6 +45,8 @@ LAST_RETRY_S: Final = 0.3
 REFUSED_RETRY_S: Final = 1.0
 SILENCE_S: Final = 2.0
 """A leader that is silent for this long counts as gone; paused or cut off, it keeps its connections open."""
+UNREACHABLE_AFTER_S: Final = 5.0
+"""A leader that cannot be reached for this long is logged. One that has died is replaced sooner."""
 LINGER_S: Final = 1.0
 """How long a link without partitions stays open; leaderships often come back."""
 BATCHES_IN_A_TURN: Final = 64
@@ -207,6 +209,8 @@ class LeaderLink:
         self._address: str | None = None
         self._up = False
         self._up_ms = 0.0
+        self._down_since_ms = 0.0
+        self._told_unreachable = False
         self._heard_ms = 0.0
         self._task: asyncio.Task[None] | None = None
         self.trouble = "not connected yet"
@@ -238,6 +242,7 @@ class LeaderLink:
 
     async def _run(self) -> None:
         delay_s = 0.0
+        self._down_since_ms = now_ms()
         while True:
             self._up = False
             error = await self._one_stream()
@@ -315,6 +320,7 @@ class LeaderLink:
         while (frames := await call.read()) is not aio.EOF:
             if frames is None:
                 raise InvalidRequestError(f"broker {self._leader_id} sent a message that is not a ReplicateResponse")
+            self._heard_ms = now_ms()  # an empty message, a sign of life, has no pieces
             for number, piece in enumerate(in_pieces(frames, BATCHES_IN_A_TURN)):
                 if number:
                     await asyncio.sleep(0)
@@ -344,6 +350,7 @@ class LeaderLink:
     def _say_up(self) -> None:
         self._up = True
         self._up_ms = now_ms()
+        self._told_unreachable = False
         self.trouble = ""
         logger.info(
             "following broker %d at %s",
@@ -355,6 +362,7 @@ class LeaderLink:
     def _say_lost(self, error: RaftlogError) -> None:
         trouble = str(error)
         if self._up:
+            self._down_since_ms = now_ms()
             logger.info(
                 "lost the stream to broker %d: %s",
                 self._leader_id,
@@ -363,6 +371,20 @@ class LeaderLink:
             )
         elif not error.retriable and trouble != self.trouble:
             logger.error("broker %d refuses this broker as a follower: %s", self._leader_id, trouble)
+        elif (
+            error.retriable
+            and not self._told_unreachable
+            and now_ms() - self._down_since_ms >= UNREACHABLE_AFTER_S * 1000
+        ):
+            self._told_unreachable = True
+            logger.warning(
+                "cannot reach broker %d at %s, whose partitions this broker follows: %s; if other nodes cannot reach "
+                "it either, correct its advertised.inter.node.listener; trying again",
+                self._leader_id,
+                self._address,
+                trouble,
+                extra={"event": "leader_unreachable", "peer": self._leader_id, "reason": trouble},
+            )
         self.trouble = trouble
 
 

@@ -559,6 +559,30 @@ def test_ctrl_c_while_everything_is_imported_leaves_no_traceback() -> None:
     assert (ran.returncode, ran.stdout, ran.stderr) == (130, b"", b"")
 
 
+INTERRUPTED_SERVER = """
+import os, signal, sys
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "uvloop" and "broker" in sys.orig_argv:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Finder())
+"""
+
+
+def test_ctrl_c_while_a_server_imports_its_packages_leaves_no_traceback(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(INTERRUPTED_SERVER)
+    path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
+    command = [sys.executable, "-P", "-m", "raftlog", "server", "--set", "node.id=1", "--set", f"log.dirs={tmp_path}"]
+    ran = subprocess.run(
+        [*command, "--set", "listeners=127.0.0.1:0"],
+        capture_output=True,
+        check=False,
+        timeout=WAIT_S,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    assert (ran.returncode, ran.stdout, ran.stderr) == (-signal.SIGINT, b"", b"")
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_no_ready_file_stays_behind(tmp_path: Path, number: signal.Signals) -> None:
     with raftlog_up("--data", str(tmp_path)) as process:

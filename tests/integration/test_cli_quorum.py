@@ -161,6 +161,37 @@ def test_directories_of_stopped_controllers_are_formatted_looked_into_and_change
     assert "node.id=9 is not in controller.quorum.voters" in broken.stderr
 
 
+def test_a_node_that_was_alone_grows_by_the_documented_steps(tmp_path: Path) -> None:
+    """The file names all voters before the operator knows the id of the cluster, which is in the directory."""
+    file, directory = tmp_path / "server.toml", tmp_path / "data"
+    file.write_text(f'node.id = 1\ncluster.id = "c-1"\nlog.dirs = "{directory}"\n')
+    assert raftlog("quorum", "format", "--config", str(file)).returncode == 0
+    voters = ",".join(f"{voter}@127.0.0.1:{9100 + voter}" for voter in (1, 2, 3))
+    file.write_text(f'node.id = 1\nlog.dirs = "{directory}"\ncontroller.quorum.voters = "{voters}"\n')
+    assert parsed("quorum", "describe", "--config", str(file))["cluster_id"] == "c-1"
+    copies = tmp_path / "copies"
+    grown = raftlog("quorum", "set-voters", "--config", str(file), "--voters", "1,2,3", "--copies", str(copies))
+    assert (grown.returncode, grown.stderr) == (0, "")
+    assert "set cluster.id to c-1 in the configuration of every node" in grown.stdout
+    assert "do the same on every other voter" not in grown.stdout
+    again = raftlog("quorum", "format", "--config", str(file))
+    assert again.returncode == 1
+    assert f"`raftlog quorum describe --config {file}` shows it" in again.stderr.replace("FILE", str(file))
+
+
+def test_variables_count_as_they_do_for_the_server(tmp_path: Path) -> None:
+    file = tmp_path / "server.toml"
+    file.write_text('log.dirs = "/nowhere"\n')
+    described = subprocess.run(
+        [sys.executable, "-P", "-m", "raftlog", "quorum", "describe", "--config", str(file)],
+        env={**os.environ, "RAFTLOG_NODE_ID": "1", "RAFTLOG_LOG_DIRS": str(tmp_path / "data")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert f"there is no directory {tmp_path / 'data'}" in described.stderr
+
+
 def test_the_directory_of_a_running_controller_is_left_alone(three: Cluster) -> None:
     file = str(three.directory / "node-1" / "server.toml")
     done = raftlog("quorum", "set-voters", "--config", file, "--voters", "1,2,4")

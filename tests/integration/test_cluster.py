@@ -6,6 +6,7 @@ import os
 import socket
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -167,6 +168,23 @@ def test_a_directory_belongs_to_one_cluster_until_it_ends(tmp_path: Path) -> Non
         assert first.ending(1) == "by SIGKILL"
     with Cluster(directory=tmp_path):
         pass
+
+
+@pytest.mark.parametrize(
+    ("keyword", "guess"),
+    [("node", "did you mean 'nodes'"), ("num_partition", "did you mean 'num_partitions'"), ("x", "configuration.md")],
+)
+def test_a_mistyped_keyword_is_refused_at_once(keyword: str, guess: str) -> None:
+    keywords: dict[str, Any] = {keyword: 1}
+    with pytest.raises(InvalidConfig, match=f"no parameter '{keyword}'.*{guess}"):
+        Cluster(**keywords)
+
+
+def test_a_cluster_shows_its_directory_servers_and_addresses(tmp_path: Path) -> None:
+    cluster = Cluster(nodes=2, directory=tmp_path)
+    assert repr(cluster) == f"<Cluster in {tmp_path}: nodes 1 stopped, 2 stopped; bootstrap none yet>"
+    with Cluster() as alone:
+        assert repr(alone) == f"<Cluster in {alone.directory}: nodes 1 running; bootstrap {alone.bootstrap}>"
 
 
 def test_a_cluster_that_cannot_be_is_refused() -> None:

@@ -154,7 +154,11 @@ def healthy(**changes: Any) -> Picture:
             cluster=cluster(broker(1), broker(2), broker(3)),
             quorum=quorum(voter(1, "leader"), voter(2), voter(3)),
             topics=[orders],
-            configs={"orders": configs({"min.insync.replicas": "2", "unclean.leader.election.enable": "false"})},
+            configs={
+                "orders": configs(
+                    {"min.insync.replicas": "2", "unclean.leader.election.enable": "false"}, "dynamic_broker"
+                )
+            },
             replicas=progress,
             replicas_before=progress,
             nodes={node_id: node(node_id) for node_id in (1, 2, 3)},

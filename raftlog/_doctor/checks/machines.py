@@ -35,7 +35,7 @@ def _gib(size: int) -> str:
 
 def space(picture: Picture) -> Iterator[Problem]:
     """Find file systems that are nearly full."""
-    found: dict[Severity, list[str]] = {"error": [], "warning": []}
+    found: dict[tuple[Severity, bool], list[str]] = {}
     for node_id, node in sorted((picture.nodes or {}).items()):
         for log_dir in node.log_dirs:
             if log_dir.error is not None or log_dir.total_bytes <= 0:
@@ -43,12 +43,21 @@ def space(picture: Picture) -> Iterator[Problem]:
             free = log_dir.usable_bytes / log_dir.total_bytes
             if free >= LITTLE_SPACE:
                 continue
-            found["error" if free < NO_SPACE else "warning"].append(
+            taken = "" if log_dir.metadata else f", partitions take {_gib(log_dir.log_bytes)}"
+            found.setdefault(("error" if free < NO_SPACE else "warning", log_dir.metadata), []).append(
                 f"node {node_id} {log_dir.path} ({free:.0%} free: {_gib(log_dir.usable_bytes)} of "
-                f"{_gib(log_dir.total_bytes)}, partitions take {_gib(log_dir.log_bytes)})"
+                f"{_gib(log_dir.total_bytes)}{taken})"
             )
-    for severity, where in found.items():
-        if where:
+    for (severity, metadata), where in sorted(found.items()):
+        if metadata:
+            yield Problem(
+                severity,
+                f"{counted(len(where), 'metadata directory is', 'metadata directories are')} nearly full; a controller "
+                "whose directory is full cannot lead, and accepts no changes of the metadata",
+                tuple(where),
+                "remove what else is on that disk, or use a larger one (metadata.log.dir)",
+            )
+        else:
             yield Problem(
                 severity,
                 f"{counted(len(where), 'directory is', 'directories are')} nearly full; a full one refuses writes",

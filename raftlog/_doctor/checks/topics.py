@@ -115,6 +115,24 @@ def min_isr_one(picture: Picture) -> Iterator[Problem]:
         )
 
 
+def min_isr_in_file(picture: Picture) -> Iterator[Problem]:
+    """Find topics whose min.insync.replicas only the brokers know, from their files."""
+    found = {}
+    for topic in picture.topics or ():
+        least = (picture.configs or {}).get(topic.name, {}).get("min.insync.replicas")
+        if least is not None and least.source == "static_broker" and 1 < int(least.value) <= _least_replicas(topic):
+            found[topic.name] = int(least.value)
+    if found:
+        yield Problem(
+            "note",
+            f"{counted(len(found), 'topic has', 'topics have')} min.insync.replicas only from the files of brokers, "
+            "and controllers do not know it: after a stop of all brokers only the last one in sync may lead, although "
+            "others have all committed records",
+            tuple(found),
+            f"raftlog config set broker default min.insync.replicas={max(found.values())}",
+        )
+
+
 def unclean(picture: Picture) -> Iterator[Problem]:
     """Find topics that allow a replica without all records to lead."""
     found = [
@@ -174,6 +192,12 @@ TOPICS_CHECKS = (
     Check("topic-no-slack", "min.insync.replicas equal to the replicas", ("topics", "configs"), no_slack),
     Check("topic-single-replica", "topics with one replica", ("topics", "cluster"), single_replica),
     Check("topic-min-isr-one", "topics whose leader may acknowledge alone", ("topics", "configs"), min_isr_one),
+    Check(
+        "topic-min-isr-in-file",
+        "topics whose min.insync.replicas controllers do not know",
+        ("topics", "configs"),
+        min_isr_in_file,
+    ),
     Check("topic-unclean-election", "topics that may lose records by election", ("topics", "configs"), unclean),
     Check(
         "topic-not-flushed", "topics that acknowledge before records are on the disk", ("topics", "configs"), unflushed
@@ -290,8 +314,8 @@ def _bring_back(picture: Picture, missing: set[int]) -> str:
     if slow:
         said.append(
             f"see why {_brokers(sorted(slow))} {'lags' if len(slow) == 1 else 'lag'}: raftlog topic describe shows by "
-            "how much, and the broker's log why; usual causes are slow or full disks, a throttle, or a broken network "
-            "between brokers"
+            "how much, and the broker's log why; usual causes are slow or full disks, a throttle, a broken network "
+            "between brokers, or a leader's advertised.inter.node.listener that they cannot reach"
         )
     return "; ".join(said)
 

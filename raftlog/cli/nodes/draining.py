@@ -156,6 +156,20 @@ def astray(topics: Iterable[TopicDescription], broker_id: int) -> list[Astray]:
     ]
 
 
+def behind(topics: Iterable[TopicDescription], broker_id: int) -> list[TopicPartition]:
+    """Return the partitions that the broker has a replica of, but is not in sync with.
+
+    Partitions without a leader are left out: no replica comes in sync with those.
+    """
+    return [
+        TopicPartition(name, part.partition)
+        for name, part in _partitions(topics)
+        if broker_id in _settled(part)
+        and part.leader >= 0
+        and (broker_id not in part.isr or broker_id in part.offline_replicas)
+    ]
+
+
 def named(partitions: Sequence[object]) -> str:
     """Return the names of the first partitions, and the number of further ones."""
     return some(partitions, _NAMED)
@@ -320,8 +334,8 @@ def undrain(
 ) -> None:
     """Let a broker lead and get replicas again; the leaderships of partitions that prefer it come back.
 
-    The command waits for these leaderships; each of the broker's replicas has to be in sync first. If the command times
-    out, the broker is undrained all the same, and the controller moves the remaining leaderships later
+    The command waits until the broker's replicas are in sync and these leaderships are back. If the command times out,
+    the broker is undrained all the same, and the controller moves the remaining leaderships later
     (auto.leader.rebalance.enable).
 
     Example: raftlog broker undrain 2
@@ -334,16 +348,22 @@ def undrain(
         admin.alter_broker(target.broker_id, drained=False)
 
         def look() -> str:
-            away = astray(admin.describe_topics(None, internal=True), target.broker_id)
+            topics = admin.describe_topics(None, internal=True)
+            away = astray(topics, target.broker_id)
             moved.update(each.partition for each in away if each.ready)
             _elect(admin, [each.partition for each in away if each.ready])
-            if not away:
-                return ""
-            waits = [each.partition for each in away]
-            return f"{counted(len(waits), 'leadership')} to come back: {named(waits)}"
+            said = []
+            if lagging := behind(topics, target.broker_id):
+                said.append(f"{counted(len(lagging), 'replica')} to come in sync: {named(lagging)}")
+            if waits := [each.partition for each in away]:
+                said.append(f"{counted(len(waits), 'leadership')} to come back: {named(waits)}")
+            return "; ".join(said)
 
         if wait:
-            late = f"broker {target.broker_id} is no longer drained, but does not lead all of its partitions after"
+            late = (
+                f"broker {target.broker_id} is no longer drained, but is not in sync, or does not lead all of its "
+                "partitions, after"
+            )
             until_done(look, timeout_s, late, every_s=DRAIN_LOOK_EVERY_S)
         else:
             look()

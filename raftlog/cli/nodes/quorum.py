@@ -34,12 +34,13 @@ ConfigOption = Annotated[
     ),
 ]
 _READ_CONFIG = """\
-import json, sys
+import json, os, sys
 from pathlib import Path
 from broker.config.config import BrokerConfig
 from raftlog.errors import InvalidConfig
+flags = {"cluster.id": sys.argv[2]} if sys.argv[2:] else {}
 try:
-    config = BrokerConfig.load(file=Path(sys.argv[1]))
+    config = BrokerConfig.load(file=Path(sys.argv[1]), environment=os.environ, flags=flags)
 except InvalidConfig as error:
     sys.exit(str(error))
 print(json.dumps({"node_id": config.node_id, "cluster_id": config.cluster_id, "directory": config.metadata_log_dir,
@@ -94,7 +95,7 @@ def describe(
     Example: raftlog quorum describe --config server.toml
     """
     if config is not None:
-        _run("describe", _read(config)["directory"], output)
+        _run("describe", _directory(config), output)
         return
     with connect_admin(bootstrap) as admin:
         print_quorum(admin.describe_quorum(), output)
@@ -125,13 +126,22 @@ def set_voters(
         arguments += ["--copies", str(copies)]
     if force:
         arguments.append("--force")
-    _run("set-voters", _read(config)["directory"], output, *arguments)
+    _run("set-voters", _directory(config), output, *arguments)
 
 
-def _read(config: Path) -> dict[str, Any]:
-    """Return directory, node_id, cluster_id and voters as the server reads them from its configuration file."""
-    found: dict[str, Any] = ask_server_packages(_READ_CONFIG, str(config))
+def _read(config: Path, *cluster_id: str) -> dict[str, Any]:
+    """Return directory, node_id, cluster_id and voters as the server reads them from file and environment.
+
+    `cluster_id` takes the place of what is set.
+    """
+    found: dict[str, Any] = ask_server_packages(_READ_CONFIG, str(config), *cluster_id)
     return found
+
+
+def _directory(config: Path) -> str:
+    """Return the metadata directory. The id of its cluster need not be set yet: `describe` is how to learn it."""
+    directory: str = _read(config, "the directory has it")["directory"]
+    return directory
 
 
 def _run(command: str, directory: str, output: Output, *arguments: str) -> None:

@@ -414,6 +414,9 @@ class GroupReading:
 
     Without following it stops at the ends that its partitions have when they are assigned, or at once if the group
     assigns none. The time limit of `polls` starts with the constructor, so it includes joining.
+
+    While the coordinator cannot store offsets, for example because its disk is full, it goes on if it follows, and
+    commits them with those of later records.
     """
 
     def __init__(self, consumer: raftlog.Consumer, topics: str | list[str], *, follow: bool) -> None:
@@ -424,6 +427,9 @@ class GroupReading:
         """Partitions whose ends are unknown, and why."""
         self._retry_at_s = 0.0
         self._note = ""
+        self._uncommitted: dict[TopicPartition, int] = {}
+        """Offsets of printed records that are yet to be committed."""
+        self._refused = False
         self._began_s = time.monotonic()
         consumer.subscribe(topics, listener=Told())
 
@@ -434,6 +440,7 @@ class GroupReading:
             LeaderNotAvailable: no record came within the time limit, and leaders are unreachable or, without
                 following, partitions are not at their ends.
             CoordinatorNotAvailable: no record came, and this consumer is not a member of the group.
+            RetriableError: offsets were not committed in time; with following only at the end.
         """
         left = max_records
         last_record = self._began_s
@@ -453,10 +460,16 @@ class GroupReading:
                 records = [record for record in records if record.offset < self._ends.get(_place(record), math.inf)]
             if records:
                 yield records
-                self._commit(records)
+                last = left is not None and len(records) >= left
+                self._commit(records, must=last or not self._follow)
                 last_record = time.monotonic()
                 left = None if left is None else left - len(records)
-            elif limit_s is not None and time.monotonic() >= last_record + limit_s:
+                continue
+            timed_out = limit_s is not None and time.monotonic() >= last_record + limit_s
+            if self._uncommitted:
+                self._commit((), must=timed_out)
+            if timed_out:
+                assert limit_s is not None
                 self._check_contact(limit_s, asked_for=timeout_s is not None)
                 return
 
@@ -497,14 +510,23 @@ class GroupReading:
                 self._without_end.pop(part, None)
         self._retry_at_s = time.monotonic() + _GROUP_RETRY_S
 
-    def _commit(self, records: Sequence[raftlog.Record]) -> None:
-        offsets = {_place(record): record.offset + 1 for record in records}
+    def _commit(self, records: Sequence[raftlog.Record], *, must: bool) -> None:
+        self._uncommitted |= {_place(record): record.offset + 1 for record in records}
         try:
-            self._consumer.commit(offsets)
+            self._consumer.commit(self._uncommitted)
         except FencedError as error:
             print_note(
                 f"note: these records are printed but not committed, so another member may print them again: {error}"
             )
+        except RetriableError as error:
+            if must:
+                raise
+            if not self._refused:
+                self._refused = True
+                print_note(f"note: records are printed but not committed yet; trying again: {error}")
+            return
+        self._uncommitted = {}
+        self._refused = False
 
     def _tell(self) -> None:
         """Print the group's note on partitions that cannot be read when it changes, and when it is gone."""

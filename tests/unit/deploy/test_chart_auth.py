@@ -142,6 +142,26 @@ def test_the_charts_own_clients_may_do_all(render: Render, values: Values) -> No
     assert "ssl.certificate.location" in brokers, "preStop must use the broker's certificate, which names nodes"
 
 
+def test_users_of_an_issuer_log_in_besides_those_with_passwords(render: Render, tmp_path: Path) -> None:
+    issuer = "https://login.example/realms/main"
+    manifests = render(
+        {
+            **WANTED,
+            "tls": TLS,
+            "auth": {**AUTH, "mechanisms": ["SCRAM-SHA-512", "OAUTHBEARER"]},
+            "brokerConfig": {
+                "sasl.oauthbearer.expected.issuer": issuer,
+                "sasl.oauthbearer.expected.audience": ["raftlog"],
+                "sasl.oauthbearer.jwks.endpoint.url": f"{issuer}/certs",
+                "sasl.oauthbearer.allowed.urls": [f"{issuer}/certs"],
+            },
+        }
+    )
+    assert broker_config(manifests, tmp_path).sasl_enabled_mechanisms == ("SCRAM-SHA-512", "OAUTHBEARER")
+    assert {settings["sasl.mechanism"] for _, settings in clients(manifests)} == {"SCRAM-SHA-512"}
+    assert "sasl.enabled.mechanisms" not in server_toml(manifests, "controller")
+
+
 def test_passwords_reach_nobody_else(render: Render, values: Values) -> None:
     """The admin's goes to brokers and to the chart's clients, those of users to the job alone, as files of Secrets."""
     secrets: dict[str, set[str]] = {}
@@ -354,6 +374,11 @@ def test_notes_say_who_may_do_what(render: Render, tmp_path: Path, monkeypatch: 
         ({"auth": {"admin": {"user": "../x"}}}, "does not match pattern"),
         ({"auth": {"mechanisms": []}}, "auth.mechanisms"),
         ({"auth": {"mechanisms": ["PLAIN"]}}, "auth.mechanisms.0"),
+        ({"tls": TLS, "auth": {**AUTH, "mechanisms": ["OAUTHBEARER"]}}, "put a SCRAM mechanism before it"),
+        (
+            {"tls": TLS, "auth": {**AUTH, "mechanisms": ["SCRAM-SHA-512", "OAUTHBEARER"]}},
+            "brokerConfig.sasl.oauthbearer.jwks.endpoint.url has to be set",
+        ),
         ({"auth": {"authorizer": "simple"}}, "auth.authorizer"),
         ({"users": [{"name": "a", "password": "b"}]}, "additional properties 'password' not allowed"),
         ({"users": [{"name": "a"}]}, "missing property 'secret'"),

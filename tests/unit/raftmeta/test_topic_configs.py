@@ -83,6 +83,9 @@ REPLICAS_OF_1000 = ",".join(f"{partition}:{broker}" for partition in range(1_000
         ({"log.segment.delete.delay.ms": "25h"}, "stay for one day at most"),
         ({"segment.bytes": "1024"}, "min.segment.bytes=1048576"),
         ({"log_segment_bytes": "1023KiB"}, "min.segment.bytes=1048576"),
+        ({"segment.bytes": "100"}, "^segment.bytes=100: the broker's min.segment.bytes=1048576"),
+        ({"log.segment.bytes": "-5"}, "^log.segment.bytes=-5: the broker's min.segment.bytes=1048576"),
+        ({"segment.bytes": "3GiB"}, "segment.bytes='3GiB': expected bytes, .*1GiB, at most 2147483647$"),
     ],
 )
 def test_values_that_would_burden_the_brokers_are_refused(configs: dict[str, str], complaint: str) -> None:

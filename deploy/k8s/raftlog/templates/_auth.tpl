@@ -131,6 +131,17 @@
 {{- if not (and $auth.admin.user $auth.admin.secret) -}}
 {{- fail "auth.admin.user and auth.admin.secret are needed: the user that the chart's jobs and preStop log in as, and the Secret with its password" -}}
 {{- end -}}
+{{- if eq (first $auth.mechanisms) "OAUTHBEARER" -}}
+{{- fail "auth.mechanisms begins with OAUTHBEARER: the chart's own clients use the first mechanism, with a password; put a SCRAM mechanism before it" -}}
+{{- end -}}
+{{- if has "OAUTHBEARER" $auth.mechanisms -}}
+{{- $config := merge (dict) .Values.brokerConfig .Values.config -}}
+{{- range $key := list "sasl.oauthbearer.jwks.endpoint.url" "sasl.oauthbearer.expected.issuer" "sasl.oauthbearer.expected.audience" -}}
+{{- if not (get $config $key) -}}
+{{- fail (printf "auth.mechanisms has OAUTHBEARER, so brokerConfig.%s has to be set: no broker would start" $key) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- range $user := .Values.users -}}
 {{- if eq $user.name $auth.admin.user -}}
 {{- fail (printf "users: %s is auth.admin, which brokers know already; two passwords could differ" $user.name) -}}

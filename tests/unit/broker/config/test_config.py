@@ -333,7 +333,7 @@ def test_the_times_are_those_of_the_design() -> None:
         ({"controller_quorum_voters": "1@a:1,2@b:1"}, "2 voters; a quorum has 1, 3, 5"),
         ({"controller_quorum_voters": THREE, "node_id": 9}, "node.id=9 is not in controller.quorum.voters"),
         ({"controller_quorum_voters": THREE, "process_roles": "broker"}, "has no controller; add that role"),
-        ({"controller_quorum_voters": THREE, "cluster_id": ""}, "Make one with `raftlog quorum new-id`"),
+        ({"controller_quorum_voters": THREE, "cluster_id": ""}, "make one with `raftlog quorum new-id`"),
         ({"process_roles": "broker"}, "without controller.quorum.voters"),
         ({"process_roles": "controller"}, "without controller.quorum.voters"),
         ({"inter_node_listener": "127.0.0.1:1"}, "a node that is alone calls no other"),
@@ -373,6 +373,25 @@ def test_what_cannot_work_is_refused_and_says_what_to_do(values: dict[str, objec
     with pytest.raises(InvalidConfig) as caught:
         quorum(**values)
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"log_segment_bytes": "64KiB"}, "log.segment.bytes=65536 counts as min.segment.bytes=1048576"),
+        ({"min_insync_replicas": 2}, "min.insync.replicas=2 is above default.replication.factor=1"),
+        ({"ssl_keystore_location": "/node.pem"}, "ssl.keystore.location=/node.pem is not used"),
+    ],
+)
+def test_what_works_but_is_hardly_meant_is_said(values: dict[str, object], words: str) -> None:
+    (doubt,) = quorum(**values).doubts
+    assert doubt.startswith(words)
+
+
+def test_ordinary_settings_raise_no_doubts() -> None:
+    assert quorum().doubts == ()
+    assert quorum(min_insync_replicas=2, default_replication_factor=3, min_segment_bytes=1024).doubts == ()
+    assert quorum(log_segment_bytes="64KiB", min_segment_bytes="64KiB").doubts == ()
 
 
 def test_an_address_beyond_loopback_is_allowed_to_those_who_say_insecure() -> None:

@@ -157,6 +157,39 @@ def test_a_commit_that_comes_too_late_is_told(capsys: pytest.CaptureFixture[str]
     assert "printed but not committed" in capsys.readouterr().err
 
 
+def test_who_follows_goes_on_while_offsets_cannot_be_stored(capsys: pytest.CaptureFixture[str]) -> None:
+    consumer = FakeConsumer({A0: 9, A1: 9}, records(A0, 0), records(A1, 0), [], records(A0, 1))
+    reading = GroupReading(cast(raftlog.Consumer, consumer), "a", follow=True)
+    consumer.refuse = CoordinatorNotAvailable("the disk is full")
+    polls = reading.polls(None, 3)
+    assert [len(next(polls)), len(next(polls))] == [1, 1]
+
+    def with_space() -> Sequence[Record]:
+        consumer.refuse = None
+        return []
+
+    consumer.polls.insert(0, with_space)
+    assert len(next(polls)) == 1
+    assert consumer.committed == {A0: 1, A1: 1}
+    assert capsys.readouterr().err == (
+        "note: records are printed but not committed yet; trying again: the disk is full\n"
+    )
+    assert list(polls) == []
+    assert consumer.committed == {A0: 2, A1: 1}
+
+
+@pytest.mark.parametrize(
+    ("follow", "max_records", "timeout_s"), [(True, 1, None), (True, None, 0.0), (False, None, None)]
+)
+def test_offsets_that_are_not_stored_in_the_end_are_an_error(
+    follow: bool, max_records: int | None, timeout_s: float | None
+) -> None:
+    consumer = FakeConsumer({A0: 1}, records(A0, 0))
+    consumer.refuse = CoordinatorNotAvailable("the disk is full")
+    with pytest.raises(CoordinatorNotAvailable, match="the disk is full"):
+        read(consumer, follow=follow, max_records=max_records, timeout_s=timeout_s)
+
+
 def test_other_refusals_end_it() -> None:
     consumer = FakeConsumer({A0: 2}, records(A0, 0))
     consumer.refuse = RaftlogError("no")

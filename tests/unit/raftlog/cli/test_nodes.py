@@ -210,9 +210,22 @@ def test_undraining_waits_for_what_is_not_in_sync_yet(server: AdminServer, run: 
     server.set_isr("a", [2, 3])
     ran = run("broker", "undrain", "1", "--timeout", "0")
     assert ran.code == 1
-    assert "broker 1 is no longer drained, but does not lead all of its partitions after 0 s: 1 leadership" in ran.err
+    assert (
+        "broker 1 is no longer drained, but is not in sync, or does not lead all of its partitions, after 0 s: "
+        "1 replica to come in sync: a-0; 1 leadership to come back: a-0"
+    ) in ran.err
     assert states(run)["1"] == "active"
     assert run("broker", "undrain", "1", "--no-wait").code == 0
+
+
+def test_undraining_waits_for_replicas_that_lead_nothing(
+    server: AdminServer, run: Run, while_waiting: Callable[[Callable[[], None]], None]
+) -> None:
+    server.set_isr("a", [1, 2])
+    while_waiting(lambda: server.set_isr("a", [1, 2, 3]))
+    ran = run("broker", "undrain", "3")
+    assert (ran.code, ran.err) == (0, "waiting: 1 replica to come in sync: a-0\n")
+    assert ran.out == "broker 3 is no longer drained; 0 leaderships moved to it\n"
 
 
 # Which broker

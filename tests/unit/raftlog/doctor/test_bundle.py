@@ -32,7 +32,7 @@ def test_everything_that_is_known_is_in_it_as_json() -> None:
     assert documents["cluster.json"]["cluster"]["brokers"][0]["host"] == "b1"
     assert documents["cluster.json"]["quorum"]["voters"][2]["node_id"] == 3
     [orders] = documents["topics.json"]
-    assert orders["configs"]["min.insync.replicas"] == {"value": "2", "source": "static_broker"}
+    assert orders["configs"]["min.insync.replicas"] == {"value": "2", "source": "dynamic_broker"}
     assert orders["partitions"][1]["replicas"] == [2, 3, 1]
     assert documents["replicas.json"][0]["replicas"][0]["log_end_offset"] == 100
     assert documents["nodes/node-2.json"]["hostname"] == "host-2"

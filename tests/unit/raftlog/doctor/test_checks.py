@@ -208,6 +208,12 @@ FOUND: list[tuple[str, str, str, Mapping[str, Any]]] = [
         nodes(node(1), node(2, log_dirs=[pictures.log_dir(usable_bytes=10 * GIB)])),
     ),
     (
+        "disk-near-full",
+        "error",
+        "1 metadata directory is nearly full",
+        nodes(node(1), node(2, log_dirs=[pictures.log_dir(path="/meta", metadata=True, usable_bytes=GIB)])),
+    ),
+    (
         "clock-skew",
         "warning",
         "node 2 is ahead of node 1 by 1.9 s or more",
@@ -271,6 +277,12 @@ FOUND: list[tuple[str, str, str, Mapping[str, Any]]] = [
         {**brokers(broker(1)), **orders(partition(0, [1]), min_insync_replicas="1")},
     ),
     ("topic-min-isr-one", "note", "raftlog topic alter orders", orders(WHOLE, min_insync_replicas="1")),
+    (
+        "topic-min-isr-in-file",
+        "note",
+        "raftlog config set broker default min.insync.replicas=2",
+        {"topics": [topic("orders", WHOLE)], "configs": {"orders": configs({"min.insync.replicas": "2"})}},
+    ),
     ("topic-unclean-election", "warning", "orders", orders(WHOLE, unclean_leader_election_enable="true")),
     ("topic-not-flushed", "warning", "orders", orders(WHOLE, flush_messages="100")),
     (

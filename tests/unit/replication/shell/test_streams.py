@@ -304,6 +304,32 @@ def test_a_follower_that_is_refused_says_why_once_and_keeps_asking(
     ]
 
 
+def test_a_leader_that_stays_out_of_reach_is_told_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(fetchers_module, "UNREACHABLE_AFTER_S", 0.2)
+
+    def told() -> list[logging.LogRecord]:
+        return [each for each in caplog.records if getattr(each, "event", "") == "leader_unreachable"]
+
+    async def scenario() -> None:
+        led, followed = Led(MemoryLog([1])), Followed(MemoryLog())
+        leader = Leader(led)
+        async with following(leader, followed):
+            await until(lambda: bool(told()))
+            await asyncio.sleep(1.0)  # it dials again several times
+            (record,) = told()
+            assert record.levelname == "WARNING"
+            assert f"cannot reach broker {LEADER} at {leader.address}" in record.message
+            assert "advertised.inter.node.listener" in record.message
+            await leader.start()
+            await until(lambda: led.high_watermark == 1)
+            await leader.stop()
+            await until(lambda: len(told()) == 2)
+
+    run(scenario)
+
+
 def test_another_broker_at_the_leaders_address_is_noticed() -> None:
     async def scenario() -> None:
         leader = Leader(Led(MemoryLog([1])), me=OTHER)
@@ -404,6 +430,27 @@ def test_a_leader_that_falls_silent_is_given_up_and_found_again(monkeypatch: pyt
                 await until(lambda: led.high_watermark == 2)
         finally:
             await asyncio.to_thread(network.close)
+        await leader.stop()
+
+    run(scenario)
+
+
+def test_the_empty_messages_of_an_idle_leader_keep_the_stream(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(service_module, "SIGN_OF_LIFE_MS", 50.0)
+    monkeypatch.setattr(fetchers_module, "SILENCE_S", 0.5)
+
+    async def scenario() -> None:
+        led, followed = Led(MemoryLog([1])), Followed(MemoryLog())
+        leader = Leader(led)
+        await leader.start()
+        with caplog.at_level(logging.INFO, logger=fetchers_module.__name__):
+            async with following(leader, followed):
+                await until(lambda: led.high_watermark == 1)
+                caplog.clear()
+                await asyncio.sleep(1.5)
+                assert "it has sent nothing" not in caplog.text
         await leader.stop()
 
     run(scenario)
