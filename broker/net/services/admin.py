@@ -30,7 +30,7 @@ from broker.quotas.manager import QuotaManager
 from broker.security.audit import Fact, changes_noted
 from broker.security.caller import Caller, Decisions, authorized_operations, caller
 from broker.server.logging import LogLevels
-from broker.turns import in_turns
+from broker.turns import QUICK_AT_A_TIME, in_turns
 from raftlog._core.security.acls import CLUSTER_NAME, INTERNAL_PREFIX
 from raftlog.errors import (
     InvalidRequestError,
@@ -504,7 +504,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         """Return the quotas that the filter selects, sorted by entity and key."""
         image = await image_from(self._metadata, request.min_metadata_offset)
         wanted = QuotaEntity.from_wire(request.filter).canonical()
-        for entity in sorted(image.quotas, key=entity_order):
+        async for entity in in_turns(sorted(image.quotas, key=entity_order), QUICK_AT_A_TIME):
             if matches(entity, wanted, strict=request.strict):
                 wire = entity.to_wire()
                 for key, value in sorted(image.quotas[entity].items()):
