@@ -339,6 +339,7 @@ class BrokerRole:
             self._local_markers,
             MarkerLinks(self._inter_node_address, to_nodes),
             lambda group_id: self._groups.find(group_id).broker.broker_id,
+            charge=lambda user, took_ms: self._quotas.worked(Caller(user), took_ms),
         )
         self._transactions = TransactionCoordinators(
             config.node_id,
