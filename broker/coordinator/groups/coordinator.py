@@ -342,6 +342,8 @@ GROUP_WORK: Final = 0.05
 """To see that there is nothing to do about a group."""
 MEMBER_WORK: Final = 0.2
 """To begin a member's session."""
+EXPELLED_AT_ONCE: Final = 20
+"""Members of a group whose user has too much of them."""
 OFFSET_WORK: Final = 0.005
 """To look at a committed offset."""
 
@@ -665,8 +667,14 @@ class GroupCoordinator:
     def _topics_of(self, group: Group, work: _Work) -> bool:
         work.done += 1
         change = self._changing(group, work)
-        if change.soft.classic is None:  # the members of a classic group look by themselves
-            rebalance.on_topics(change, self._watched.names_of(group.group_id))
+        if change.soft.classic is not None:  # the members of a classic group look by themselves
+            return False
+        try:
+            self._context.members.check(change.draft.user, 1)
+        except RaftlogError as refusal:  # topics have come, or grown, that its members waited for
+            work.done += EXPELLED_AT_ONCE
+            return membership.expel_some(change, refusal, EXPELLED_AT_ONCE)
+        rebalance.on_topics(change, self._watched.names_of(group.group_id))
         return False
 
     def _clean(self, group: Group, work: _Work) -> bool:

@@ -22,6 +22,7 @@ yet, so it too keeps its partitions until its session expires.
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import islice
 
 from broker.coordinator.groups import rebalance
 from broker.coordinator.groups.change import Change
@@ -41,6 +42,7 @@ from broker.coordinator.groups.sessions import NEVER, GroupSessions, Session
 from raftlog.errors import (
     FencedMemberEpoch,
     InvalidRequestError,
+    RaftlogError,
     UnknownMemberId,
     UnreleasedInstanceId,
 )
@@ -342,6 +344,22 @@ def give_up(change: Change, member_id: str) -> None:
     change.bump()
     change.remove(member_id)
     change.leave_empty()
+
+
+def expel_some(change: Change, why: RaftlogError, most: int) -> bool:
+    """Remove some members, and tell them why; return whether others are left."""
+    some = list(islice(change.draft.members, most))
+    if not some:
+        return False
+    change.bump()
+    for member_id in some:
+        session = change.soft.sessions.get(member_id)
+        for to in () if session is None else (session.to, session.joining):
+            if to is not None:
+                change.send(to, why)
+        change.remove(member_id)
+    change.leave_empty()
+    return bool(change.draft.members)
 
 
 def on_deadline(change: Change, member_id: str, timer_ms: float) -> None:

@@ -205,3 +205,37 @@ def test_the_next_coordinator_counts_the_same_in_whatever_order_the_records_come
     driver.restart(shuffled(driver.log, seed))
     assert driver.core.members_taken == by_hand(driver)
     assert driver.core.members_taken.keys() == {"User:0", "User:1"}
+
+
+def test_a_topic_that_members_waited_for_does_not_bring_their_user_beyond_the_bound() -> None:
+    """A name costs little before its topic is there, and its user may make the topic once all members wait."""
+    most = 50 * MEMBER_BYTES + 3_500 * ASSIGNED_BYTES
+    driver = driver_of(most=most, topics={"t": 4})
+    streams = [driver.join(f"m{number}", "large", group_id=f"g{number % 10}") for number in range(30)]
+    other = driver.join("bob", "t", group_id="small")
+    driver.user = "User:b"
+    beside = driver.join("a", "large", group_id="of another user")
+    driver.change_topics({"t": 4, "large": 1_000})
+    assert driver.core.members_taken == by_hand(driver)
+    assert 0 < driver.core.members_taken["User:a"] < most
+    gone = [stream for stream in streams if is_refused(stream)]
+    assert 0 < len(gone) < len(streams)
+    assert not is_refused(beside)
+    assert not is_refused(other)
+    assert sum(len(group.members) for group in driver.core.groups.values()) == 32 - len(gone)
+    kept = [group_id for group_id, group in driver.core.groups.items() if group.user == "User:a" and group.members]
+    assert 1 <= len(kept) - 1 <= 3, "beside the small one"
+    driver.user = "User:a"
+    for number in range(10):
+        driver.join("later", "large", group_id=f"g{number}")
+    assert driver.core.members_taken == by_hand(driver)
+    assert driver.core.members_taken["User:a"] <= most
+
+
+def test_a_large_group_is_emptied_in_pieces() -> None:
+    driver = driver_of(most=200 * MEMBER_BYTES, topics={"t": 4})
+    streams = [driver.join(f"m{number}", "large") for number in range(50)]
+    driver.change_topics({"t": 4, "large": 1_000})
+    assert all(map(is_refused, streams))
+    assert not driver.core.groups["g"].members
+    assert driver.core.members_taken == by_hand(driver) == {}
