@@ -72,8 +72,11 @@ NEW_MEMBER_TIMEOUT_MS: Final = 300_000
 """How long a member that joins for the first time may wait: its client may be gone, and sends no heartbeats yet."""
 MAX_BYTES: Final = 4 << 20
 """What the members of a group may say and get, all together: it is written as one batch."""
-PENDING_BYTES: Final = 600
-"""What a member id takes in memory that was given out, with its timer."""
+PENDING_BYTES: Final = 350
+"""What a member id takes in memory that was given out, besides its timer."""
+TIMER_BYTES: Final = 250
+"""What a timer takes until it goes off. It does so at its time, which may be half an hour away, even if its member has
+left."""
 WHOLE_GROUP: Final = ""
 """Stands for the group where a timer names a member."""
 
@@ -202,6 +205,8 @@ class ClassicGroup:
         self._size = 0
         """Of all members. Like the next ones it is kept, so that a join looks at no other member."""
         self._taken_bytes = 0
+        self._timers = 0
+        """That have not gone off yet."""
         self._given_bytes = 0
         """Of the assignments that were given out last: their records are there until there are others."""
         self._offered: Counter[str] = Counter()
@@ -255,6 +260,7 @@ class ClassicGroup:
     def take(self) -> Effects:
         """Return the effects of the operations since the last call."""
         effects, self.effects = self.effects, Effects()
+        self._timers += len(effects.timers)
         return effects
 
     def dissolve(self) -> None:
@@ -274,7 +280,8 @@ class ClassicGroup:
     @property
     def taken_bytes(self) -> int:
         """What the members take in memory, those that have only got an id included."""
-        return self._taken_bytes + self._given_bytes + PENDING_BYTES * len(self.pending)
+        of_members = self._taken_bytes + self._given_bytes + PENDING_BYTES * len(self.pending)
+        return of_members + TIMER_BYTES * self._timers
 
     @property
     def is_idle(self) -> bool:
@@ -377,6 +384,7 @@ class ClassicGroup:
 
     def on_deadline(self, member_id: str, now_ms: float) -> None:
         """Handle a timer that has gone off; the deadline may have moved meanwhile."""
+        self._timers = max(0, self._timers - 1)  # it may be one of a former group of that id
         if member_id == WHOLE_GROUP:
             self._on_due(now_ms)
         elif member_id in self.pending:
@@ -434,7 +442,7 @@ class ClassicGroup:
         self._check_size(protocols_bytes(command.protocols) - before)
         more_bytes = said_bytes(command.protocols) - (0 if known is None else known.taken_bytes)
         if known is None and not command.member_id and command.requires_id and not command.instance_id:
-            more_bytes = PENDING_BYTES
+            more_bytes = PENDING_BYTES + TIMER_BYTES
         check_bytes(more_bytes)
 
     def _check_room(self, command: JoinClassic) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from broker.coordinator.groups.classic.commands import JoinClassic, Joined, Synced
-from broker.coordinator.groups.classic.machine import PENDING_BYTES, ClassicConfig
+from broker.coordinator.groups.classic.machine import NEW_MEMBER_TIMEOUT_MS, PENDING_BYTES, TIMER_BYTES, ClassicConfig
 from broker.coordinator.groups.commands import GroupConfig, Heartbeat
 from broker.coordinator.groups.group import ASSIGNED_BYTES, MEMBER_BYTES, NAME_BYTES, member_bytes
 from raftlog.errors import PolicyViolation
@@ -37,7 +37,7 @@ def by_hand(driver: GroupDriver) -> dict[str, int]:
         soft = driver.core._soft.get(group.group_id)
         if soft is not None and soft.classic is not None:
             machine = soft.classic
-            size += machine._given_bytes + PENDING_BYTES * len(machine.pending)
+            size += machine._given_bytes + PENDING_BYTES * len(machine.pending) + TIMER_BYTES * machine._timers
             size += sum(member.taken_bytes for member in machine.members.values())
         if group.head is None or group.head.classic is None:
             names = {name for member in group.members.values() for name in member.subscription.topics}
@@ -104,7 +104,23 @@ def test_a_member_that_takes_no_more_than_before_is_never_refused() -> None:
     assert isinstance(client.join(protocols=(("range", bytes(1_001)),)), PolicyViolation)
     joined(client, protocols=(("range", bytes(999)),))
     client.leave()
-    driver.wait(2 * DELAY_MS)
+    driver.wait(NEW_MEMBER_TIMEOUT_MS)
+    assert driver.core.members_taken == by_hand(driver) == {}
+
+
+def test_timers_of_members_that_have_left_count_until_they_go_off() -> None:
+    """An id whose client leaves at once keeps its timer, for up to half an hour: 450 MB, at the rate of calls."""
+    driver = driver_of(most=20 * (PENDING_BYTES + TIMER_BYTES))
+    answers = []
+    for _ in range(100):
+        client = Client(driver)
+        answers.append(client.join(requires_id=True))
+        if isinstance(answers[-1], Joined):
+            client.leave()
+    assert 20 < sum(isinstance(answer, Joined) for answer in answers) < 50
+    assert isinstance(answers[-1], PolicyViolation)
+    assert driver.core.members_taken == by_hand(driver)
+    driver.wait(SESSION_MS)
     assert driver.core.members_taken == by_hand(driver) == {}
 
 
@@ -119,11 +135,12 @@ def test_what_a_leader_assigns_counts() -> None:
 
 def test_ids_that_are_given_out_count_until_they_expire() -> None:
     """2,000 for each group, for up to half an hour: a GB, at the rate at which a user may call."""
-    driver = driver_of(most=10 * PENDING_BYTES)
+    of_one = PENDING_BYTES + TIMER_BYTES
+    driver = driver_of(most=10 * of_one)
     for _ in range(10):
         assert isinstance(Client(driver).join(requires_id=True), Joined)
     assert isinstance(Client(driver).join(requires_id=True), PolicyViolation)
-    assert driver.core.members_taken == by_hand(driver) == {"User:a": 10 * PENDING_BYTES}
+    assert driver.core.members_taken == by_hand(driver) == {"User:a": 10 * of_one}
     driver.wait(SESSION_MS)
     assert driver.core.members_taken == by_hand(driver) == {}
 
