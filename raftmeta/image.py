@@ -282,6 +282,8 @@ class TopicImage:
     partitions: tuple[PartitionImage, ...] = ()
     configs: Mapping[str, str] = field(default_factory=lambda: _NO_CONFIGS)
     requested_id: bytes = b""
+    user: str = ""
+    """The user that has made it; empty: none that counts (docs/adr/0057)."""
 
     @property
     def internal(self) -> bool:
@@ -489,7 +491,9 @@ def feature_record(name: str, level: int) -> MetadataRecord:
 def topic_record(topic: TopicImage) -> MetadataRecord:
     """Return the record that creates a topic; its configs and partitions have records of their own."""
     return MetadataRecord(
-        topic=records_pb2.TopicRecord(topic_id=topic.topic_id, name=topic.name, requested_id=topic.requested_id)
+        topic=records_pb2.TopicRecord(
+            topic_id=topic.topic_id, name=topic.name, requested_id=topic.requested_id, user=topic.user
+        )
     )
 
 

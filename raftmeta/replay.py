@@ -6,7 +6,9 @@ Loading the log, following another node and serving live commands all come throu
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import assert_never
 
 from raftlog._core.security.acls import Acl, Role
@@ -149,7 +151,7 @@ class _Change:
             for topic_id, partitions in self._partitions.items():
                 topic = topics[topic_id]
                 topics[topic_id] = TopicImage(
-                    topic.name, topic_id, tuple(partitions), topic.configs, topic.requested_id
+                    topic.name, topic_id, tuple(partitions), topic.configs, topic.requested_id, topic.user
                 )
         return MetadataImage(
             offset=offset,
@@ -233,7 +235,9 @@ class _Change:
         topics, names = self._own_topics(), self._own_names()
         assert record.topic_id not in topics, record.topic_id.hex()
         assert record.name not in names, record.name
-        topics[record.topic_id] = TopicImage(record.name, record.topic_id, requested_id=record.requested_id)
+        topics[record.topic_id] = TopicImage(
+            record.name, record.topic_id, requested_id=record.requested_id, user=sys.intern(record.user)
+        )
         names[record.name] = record.topic_id
         if "." in record.name:
             self._own_dotted_names()[metric_name(record.name)] = record.name
@@ -299,9 +303,7 @@ class _Change:
             topics = self._own_topics()
             topic_id = (self._base.topic_id_by_name if self._names is None else self._names)[record.resource.name]
             topic = topics[topic_id]
-            topics[topic_id] = TopicImage(
-                topic.name, topic_id, topic.partitions, _with_config(topic.configs, record), topic.requested_id
-            )
+            topics[topic_id] = replace(topic, configs=_with_config(topic.configs, record))
             return
         resource = ResourceKey(record.resource.type, record.resource.name)
         values = _with_config(self._own_configs().get(resource, {}), record)

@@ -279,6 +279,14 @@ class BrokerConfig(Settings):
         doc="Average number of replicas per broker above which no more partitions are created; three eighths of the "
         "limit of open files (ulimit -n) if that is less.",
     )
+    max_partitions_per_user = integer(
+        10_000,
+        minimum=1,
+        maximum=2_147_483_647,
+        own=True,
+        doc="Most partitions of the topics that one user has made, in the cluster; more are refused. A user with Alter "
+        "on the cluster has no limit, and neither has User:ANONYMOUS. Topics count from metadata.version 11 on.",
+    )
     min_segment_bytes = size_bytes(
         MIB,
         minimum=1024,

@@ -10,7 +10,8 @@ So the counts follow from the records, and the next coordinator has the same one
 user: older versions wrote such records, and this one does for clients without a login and for nodes.
 
 Amounts of a user follow from records in the same way (`Amounts`, `AmountBound`): of partitions and groups that open
-transactions and stages name, each of which gets a marker in the end, and of committed offsets (docs/adr/0054).
+transactions and stages name, each of which gets a marker in the end, and of committed offsets (docs/adr/0054). So does
+what members take, except for those of a classic group that are joining: no record has them yet (docs/adr/0057).
 
 A group keeps the end of a transaction that named it, whether or not there is such a group, and nothing can refuse a
 transaction's end. So what is bounded is what transactions name (`NamedGroups`).
@@ -96,7 +97,7 @@ NO_BOUND: Final = UserBound("", "ids", 1, lambda user: 0)
 
 
 class Amounts:
-    """How much of something each user has. Changed by replayed records alone; each amount is above 0."""
+    """How much of something each user has; each amount is above 0."""
 
     def __init__(self) -> None:
         self.counts: dict[str, int] = {}
@@ -178,6 +179,25 @@ def kept_bound(kept: Callable[[str], int], most: int = MOST_KEPT_BYTES) -> Amoun
         )
 
     return AmountBound(kept, most, refusal)
+
+
+MOST_MEMBERS_BYTES: Final = 256 << 20
+"""Of the members of one user's groups: 10,000 members that share 400,000 partitions."""
+
+
+def members_bound(taken: Callable[[str], int], most: int = MOST_MEMBERS_BYTES) -> AmountBound:
+    """Return the bound on what the members of a user's groups take. `taken`: returns it, in bytes.
+
+    Refused with PolicyViolation.
+    """
+
+    def refusal(user: str, amount: int, more: int) -> RaftlogError:
+        return PolicyViolation(
+            f"members of groups that {user} has made take {amount} bytes of this broker, and may take {most}: {more} "
+            "more are refused. Subscribe to fewer topics, or use fewer members or groups"
+        )
+
+    return AmountBound(taken, most, refusal)
 
 
 NO_AMOUNT_BOUND: Final = owed_bound(lambda user: 0)

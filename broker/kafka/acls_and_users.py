@@ -18,7 +18,7 @@ from broker.net.services.admin import AdminService
 from broker.net.services.security import SecurityService
 from broker.security.caller import Caller
 from broker.security.scram import keys_of
-from broker.turns import in_turns
+from broker.turns import QUICK_AT_A_TIME, in_turns
 from raftlog._core.security.acls import CLUSTER_NAME
 from raftlog.errors import InvalidRequestError, RaftlogError, ResourceNotFound, UnacceptableCredential
 from raftlog.v1 import admin_pb2, security_pb2
@@ -57,7 +57,7 @@ class SecurityApis:
         except RaftlogError as error:
             return {**failed(error), "resources": []}
         by_resource: dict[tuple[int, str, int], list[Fields]] = {}
-        for acl in answer.acls:
+        async for acl in in_turns(answer.acls, QUICK_AT_A_TIME):
             by_resource.setdefault((acl.resource_type, _kafkas_name(acl), acl.pattern_type), []).append(_entry(acl))
         return {
             "resources": [
@@ -159,7 +159,7 @@ class SecurityApis:
         except RaftlogError as error:
             return {**failed(error), "entries": None}
         entries: dict[bytes, Fields] = {}
-        for quota in answer.quotas:
+        async for quota in in_turns(answer.quotas):
             names = meta_quotas.QuotaEntity.from_wire(quota.entity)._asdict()
             entity = {field: name for field, name in names.items() if name is not None}
             if not wanted.keys() <= entity.keys() or (request["strict"] and wanted.keys() != entity.keys()):

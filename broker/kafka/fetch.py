@@ -37,7 +37,6 @@ import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable
-from concurrent.futures import Executor
 from functools import partial
 from typing import Any, Final
 
@@ -48,6 +47,7 @@ from broker.kafka.record_batches import LOOP_COST, STEP_COST, ToKafka
 from broker.log.partition_log import ReadResult
 from broker.partition.fetch_session import readable_end
 from broker.partition.partition import Partition
+from broker.quotas.disk_reads import DiskReads
 from broker.quotas.heavy_work import HeavyWork
 from broker.quotas.room import Hold
 from broker.replicas.replica_manager import ReplicaManager
@@ -248,13 +248,13 @@ class Fetch:
         self,
         replica_manager: ReplicaManager,
         image: Callable[[], MetadataImage],
-        disk: Executor,
+        disk_reads: DiskReads,
         heavy_work: HeavyWork,
     ) -> None:
         self.sessions = Sessions(time.monotonic)
         self._replica_manager = replica_manager
         self._image = image
-        self._disk = disk
+        self._disk_reads = disk_reads
         self.heavy_work = heavy_work
         self._lease = replica_manager.lease
         self._counters = replica_manager.counters
@@ -328,6 +328,7 @@ class Fetch:
         isolation: common_pb2.IsolationLevel.ValueType,
         rack: str,
         room: int,
+        who: Caller,
         *,
         whole: bool,
     ) -> tuple[Partition, ReadResult, bool] | int:
@@ -354,7 +355,7 @@ class Fetch:
             result = read(blocking=False)
             if result is None:  # not in the page cache
                 self._counters.reads_from_disk += 1
-                result = await asyncio.get_running_loop().run_in_executor(self._disk, partial(read, blocking=True))
+                result = await self._disk_reads.read(who.share, partial(read, blocking=True))
                 assert result is not None, "a blocking read waits"
             elif result.records:
                 self._counters.reads_from_cache += 1
@@ -381,12 +382,11 @@ class Fetch:
             raise UnknownTopicOrPartition(f"there is no topic {named[:249]!r}")
         return found
 
-    async def aborted(self, partition: Partition, offset: int, end: int) -> list[Fields]:
+    async def aborted(self, partition: Partition, offset: int, end: int, who: Caller) -> list[Fields]:
         """Return the aborted transactions that may have records between the offsets."""
         found = partition.log.aborted_transactions(offset, end, blocking=False)
         if found is None:
-            loop = asyncio.get_running_loop()
-            found = await loop.run_in_executor(self._disk, partition.log.aborted_transactions, offset, end)
+            found = await self._disk_reads.read(who.share, partition.log.aborted_transactions, offset, end)
         return [{"producer_id": each.producer_id, "first_offset": each.first_offset} for each in found]
 
     def count(self, topic: str, size: int) -> None:
@@ -449,7 +449,7 @@ class _Attempt:
             try:
                 topic = self._api.topic(wanted.topic, self._reads)
                 whole = has_room and not self.bytes
-                found = await self._api.read_one(wanted, topic, self._isolation, rack, room, whole=whole)
+                found = await self._api.read_one(wanted, topic, self._isolation, rack, room, self._who, whole=whole)
             except RaftlogError as error:
                 self._refuse(answer, error)
                 continue
@@ -500,7 +500,7 @@ class _Attempt:
                     )
                     records = await self._converted(conversion, turns, on_loop=len(result.records) <= ON_LOOP_BYTES)
                     if aborted is not None:
-                        aborted = await self._api.aborted(partition, wanted.offset, result.next_offset)
+                        aborted = await self._api.aborted(partition, wanted.offset, result.next_offset, self._who)
                     self._api.count(topic, len(result.records))
                     self.converted_bytes += conversion.size
                     self._converted_records += conversion.records

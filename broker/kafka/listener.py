@@ -48,7 +48,6 @@ import struct
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from concurrent.futures import Executor
 from dataclasses import replace
 from itertools import islice
 from typing import Any, Final, TypeVar
@@ -72,6 +71,7 @@ from broker.net.connections import ConnectionLimits, Newcomer, Newcomers, limits
 from broker.net.interceptors import Rarely
 from broker.net.services.security import SecurityService
 from broker.observability.counters import MTLS, Counters
+from broker.quotas.disk_reads import DiskReads
 from broker.quotas.heavy_work import HeavyWork, beside
 from broker.quotas.manager import LOOK_AGAIN_MS, MAX_CLIENT_ID, Measured, Meter, QuotaManager, charged_to, whole_ms
 from broker.quotas.room import Hold, Room
@@ -375,7 +375,7 @@ def listen_for_kafka(
     replica_manager: ReplicaManager,
     services: Services,
     image: Callable[[], MetadataImage],
-    disk: Executor,
+    disk_reads: DiskReads,
     heavy_work: HeavyWork,
     producers: Callable[[Caller], ProducerChecks],
     verifier: TransactionVerifier,
@@ -399,7 +399,7 @@ def listen_for_kafka(
             **AdminApis(apis, services, config, image).handlers,
         },
         Produce(replica_manager, image, heavy_work, config.request_timeout_ms, producers),
-        Fetch(replica_manager, image, disk, heavy_work),
+        Fetch(replica_manager, image, disk_reads, heavy_work),
         replica_manager.lease,
         replica_manager.counters,
         max_frame_bytes=config.socket_request_max_bytes,

@@ -19,6 +19,7 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 from broker.coordinator.internal_topics import refuse_internal
@@ -173,6 +174,7 @@ class Produce:
                 None if request["acks"] == NO_ACK else answer,
                 all_replicas=request["acks"] == ALL,
                 checked=checked,
+                begins=partial(self._replica_manager.new_producers.admit, who.share),
                 session_epoch=session_epoch,
             )
             if "error_code" not in result:

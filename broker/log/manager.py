@@ -54,13 +54,16 @@ from broker.log.log_dir import (
     store_partition_metadata,
 )
 from broker.log.partition_log import PartitionLog
-from broker.log.producer_state import ProducerLimits
+from broker.log.producer_state import ProducerLimits, most_of_each
 from broker.log.recovery import recover_log
 from broker.log.segment import SegmentCache, segment_stem
 from broker.log.storage import Storage
 from raftlog.errors import CorruptRecordError, RaftlogError, StorageError
 
 logger = logging.getLogger(__name__)
+
+MOST_PRODUCERS: Final = 500_000
+"""Producer ids that all logs remember together: 300 MB to 1 GB. More are kept only while they cannot be forgotten."""
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -293,6 +296,7 @@ class LogManager:
         self._clock = clock
         self._cache = self.segments = cache or SegmentCache(storage)
         self._producer_limits: Final = producer_limits or ProducerLimits()
+        self.most_producers = MOST_PRODUCERS
         self._dirs = [LogDir(storage, path.rstrip("/"), self._dir_failed) for path in dict.fromkeys(log_dirs)]
         self._logs: dict[PartitionKey, PartitionLog] = {}
         self._offline_logs: dict[PartitionKey, PartitionLog] = {}
@@ -867,7 +871,25 @@ class LogManager:
                         with self._reporting(log):
                             log.sweep(now_ms)
             if not self._closing.is_set():
+                self._forget_idle_producers(now_ms)
                 self._removed.remove_garbage()
+
+    def _forget_idle_producers(self, now_ms: int) -> None:
+        """Have the logs with the most producers forget idle ones, if all logs together remember too many."""
+        counts = {log: len(log.producers) for log in self.logs()}
+        if sum(counts.values()) <= self.most_producers:
+            return
+        keep = most_of_each(counts.values(), self.most_producers)
+        forgotten = 0
+        for log, count in counts.items():
+            if count > keep and not self._closing.is_set():
+                with self._reporting(log):
+                    forgotten += log.forget_idle_producers(keep, now_ms)
+        if forgotten:
+            logger.info(
+                "producers were forgotten before they have expired",
+                extra={"event": "producers_forgotten", "count": forgotten, "of": sum(counts.values())},
+            )
 
     @contextlib.contextmanager
     def _reporting(self, log: PartitionLog) -> Iterator[None]:

@@ -1075,10 +1075,17 @@ class PartitionLog:
 
         It pauses after every `EXPIRED_AT_ONCE` producers, so that the event loop gets the lock in between.
         """
+        return self._forget_producers(lambda at_most: self.producers.expire(now_ms, at_most))
+
+    def forget_idle_producers(self, keep: int, now_ms: int) -> int:
+        """Forget producers as for want of room, if there are more than `keep`; return how many. It pauses likewise."""
+        return self._forget_producers(lambda at_most: self.producers.forget_idle(keep, now_ms, at_most))
+
+    def _forget_producers(self, some: Callable[[int], int]) -> int:
         count = 0
         while True:
             with self._lock:
-                forgotten = self.producers.expire(now_ms, EXPIRED_AT_ONCE)
+                forgotten = some(EXPIRED_AT_ONCE)
             count += forgotten
             if forgotten < EXPIRED_AT_ONCE:
                 return count

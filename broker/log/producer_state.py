@@ -185,6 +185,17 @@ class ProducerState(NamedTuple):
         return self.batches[-1].last_offset if self.batches else -1
 
 
+def most_of_each(counts: Iterable[int], most: int) -> int:
+    """Return how many each of some may have, so that all together have `most`: what small ones leave, others have."""
+    ascending = sorted(counts)
+    for at, count in enumerate(ascending):
+        others = len(ascending) - at
+        if count * others > most:
+            return most // others
+        most -= count
+    return max(ascending, default=0)
+
+
 Layer = dict[int, ProducerState | None]
 """What was noted in some stretch of time, oldest first; None: the producer was forgotten."""
 
@@ -416,6 +427,25 @@ class ProducerStates:
                     break
                 self._forget(longest_idle)
                 count += 1
+        return count
+
+    def forget_idle(self, keep: int, now_ms: int, at_most: int) -> int:
+        """Forget producers as for want of room, if there are more than `keep`; return how many.
+
+        `at_most` limits the number; when that many were forgotten, more may be idle.
+        """
+        count = 0
+        while len(self._producers) > keep and count < at_most:
+            longest_idle = self._longest_idle()
+            if longest_idle is None:
+                break
+            state = self._producers[longest_idle]
+            # A session of a Kafka client continues the sequence that it had before a marker.
+            is_fence = not state.batches and state.before is None
+            if state.last_append_ms >= now_ms - (FENCE_MS if is_fence else LIVE_MS):
+                break
+            self._forget(longest_idle)
+            count += 1
         return count
 
     def _longest_idle(self) -> int | None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from opentelemetry.context import Context
@@ -47,6 +47,7 @@ class Appended(Protocol):
         all_replicas: bool = False,
         checked: BatchHeader | None = None,
         session_epoch: int = -1,
+        begins: Callable[[], None] | None = None,
     ) -> tuple[int, int]:
         """Append a batch; return its base offset and log append time."""
         ...
@@ -113,6 +114,7 @@ class PartitionTraces:
         all_replicas: bool = False,
         checked: BatchHeader | None = None,
         session_epoch: int = -1,
+        begins: Callable[[], None] | None = None,
     ) -> tuple[int, int]:
         """Append a batch with spans around it; returns and raises as `partition.append` does."""
         parents = sampled_traces(traceparents)
@@ -126,6 +128,7 @@ class PartitionTraces:
                 all_replicas=all_replicas,
                 checked=checked,
                 session_epoch=session_epoch,
+                begins=begins,
             )
         except BaseException as error:
             spans.end(error)

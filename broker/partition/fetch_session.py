@@ -18,7 +18,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
-from concurrent.futures import Executor
 from functools import partial
 from typing import Final, TypeVar
 
@@ -26,6 +25,7 @@ from broker.log.partition_log import ReadResult
 from broker.log.transactions import AbortedTransaction
 from broker.partition.partition import Partition
 from broker.partition.produce_session import ResponseWriter
+from broker.quotas.disk_reads import DiskReads
 from broker.quotas.manager import LOOK_AGAIN_MS, QuotaManager, whole_ms
 from broker.replicas.replica_manager import ReplicaManager
 from broker.security.caller import EVERYTHING_ALLOWED, Caller, Decisions
@@ -95,7 +95,7 @@ class FetchSession:
     def __init__(
         self,
         replica_manager: ReplicaManager,
-        disk: Executor,
+        disk_reads: DiskReads,
         *,
         max_frame_bytes: int,
         max_subscriptions: int,
@@ -114,7 +114,7 @@ class FetchSession:
         """No records leave before, by the client's quota; 0: it is not held."""
         self._unholding: asyncio.TimerHandle | None = None
         self._replica_manager = replica_manager
-        self._disk = disk
+        self._disk_reads = disk_reads
         self._max_frame_bytes = max_frame_bytes
         self._max_subscriptions = max_subscriptions
         self._lease = replica_manager.lease
@@ -458,7 +458,7 @@ class FetchSession:
         """Read from the disk. The event loop does other work meanwhile, so the client is not charged for this time."""
         begun_s = time.monotonic()
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._disk, read)
+            return await self._disk_reads.read(self._who.share, read)
         finally:
             self._waited_s += time.monotonic() - begun_s
 

@@ -472,6 +472,7 @@ class Partition:
         all_replicas: bool = False,
         checked: BatchHeader | None = None,
         session_epoch: int = -1,
+        begins: Callable[[], None] | None = None,
     ) -> tuple[int, int]:
         """Validate and append one produced batch; return (base offset, log append time in ms or -1).
 
@@ -482,7 +483,8 @@ class Partition:
         method returns. `answer` None: acks=0. `all_replicas` (acks=all): durable means that the high watermark passed
         the batch, with at least `min.insync.replicas` in sync; else that this replica counts it as durable by the
         topic's flush config. `checked`: what `check` returned for the batch. `session_epoch`: as for
-        `ProducerStates.check`.
+        `ProducerStates.check`. `begins`: is called before the first batch of a producer id that is unknown here, and
+        refuses it by raising.
 
         Raises:
             NotEnoughReplicas: fewer are in sync with `all_replicas`; nothing was appended.
@@ -513,6 +515,8 @@ class Partition:
             )
             if found is not None:
                 return found
+            if begins is not None and self.log.producers.get(header.producer_id) is None:
+                begins()
         result = self.log.append(batch, header, leader_epoch=self.leader_epoch, now_ms=now_ms)
         leading.appended(result.last_offset + 1, answer, all_replicas=all_replicas)
         return result.base_offset, result.timestamp_ms
@@ -918,6 +922,7 @@ def append_for_client(
     *,
     all_replicas: bool,
     checked: BatchHeader | None,
+    begins: Callable[[], None],
     session_epoch: int = -1,
 ) -> tuple[int, int]:
     """Append a batch as `Partition.append` does, with the spans of its records, and count it for its topic."""
@@ -927,7 +932,13 @@ def append_for_client(
         append = partial(partition.traces.append, partition, traceparents[:MAX_TRACES])
     try:
         result = append(
-            batch, leader_epoch, answer, all_replicas=all_replicas, checked=checked, session_epoch=session_epoch
+            batch,
+            leader_epoch,
+            answer,
+            all_replicas=all_replicas,
+            checked=checked,
+            session_epoch=session_epoch,
+            begins=begins,
         )
     except RaftlogError:
         counted.failed_produces += 1

@@ -23,6 +23,7 @@ import math
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Final, Protocol, TypeVar
 
 from broker.coordinator.internal_topics import refuse_internal
@@ -159,6 +160,7 @@ class ProduceSession:
         self._turns = turns
         self._heavy_work = heavy_work
         self._share = who.share
+        self._begins = partial(replica_manager.new_producers.admit, who.share)
         """The name of whose share of the broker's work this client takes."""
         # Of the present message:
         self._size_bytes = 0
@@ -487,6 +489,7 @@ class ProduceSession:
             answer,
             all_replicas=request.acks == log_pb2.ALL,
             checked=checked,
+            begins=self._begins,
         )
         return base_offset, append_time_ms, partition.log.log_start_offset
 

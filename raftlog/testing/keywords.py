@@ -78,6 +78,9 @@ class ServerKeywords(TypedDict, total=False):
     max_partitions_per_broker: int
     """Average number of replicas per broker above which no more partitions are created; three eighths of the limit of
     open files (ulimit -n) if that is less."""
+    max_partitions_per_user: int
+    """Most partitions of the topics that one user has made, in the cluster; more are refused. A user with Alter on the
+    cluster has no limit, and neither has User:ANONYMOUS. Topics count from metadata.version 11 on."""
     min_segment_bytes: int | str
     """The smallest segment.bytes that a topic, or a default of all topics, may be given. Smaller values from before, or
     of this file, count as this one. Each segment has four files; very small ones take more of the disk, and of the

@@ -602,20 +602,24 @@ class TopicRecord(_message.Message):
     TOPIC_ID_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
     REQUESTED_ID_FIELD_NUMBER: _builtins.int
+    USER_FIELD_NUMBER: _builtins.int
     topic_id: _builtins.bytes
     name: _builtins.str
     requested_id: _builtins.bytes
     """the id requested by its creator; from metadata.version 3 on"""
+    user: _builtins.str
+    """the user for which its partitions count; empty: none; from metadata.version 11 on"""
     def __init__(
         self,
         *,
         topic_id: _builtins.bytes = ...,
         name: _builtins.str = ...,
         requested_id: _builtins.bytes = ...,
+        user: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "requested_id", b"requested_id", "topic_id", b"topic_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "requested_id", b"requested_id", "topic_id", b"topic_id", "user", b"user"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1779,12 +1783,15 @@ class CreateTopicCommand(_message.Message):
     CONFIGS_FIELD_NUMBER: _builtins.int
     VALIDATE_ONLY_FIELD_NUMBER: _builtins.int
     ASSIGNMENTS_FIELD_NUMBER: _builtins.int
+    USER_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     topic_id: _builtins.bytes
     """Chosen by the proposer, the same in every retry. From metadata.version 3 on the topic gets its own id."""
     partitions: _builtins.int
     replication_factor: _builtins.int
     validate_only: _builtins.bool
+    user: _builtins.str
+    """for which the partitions count; below metadata.version 11 for none"""
     @_builtins.property
     def configs(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     @_builtins.property
@@ -1801,10 +1808,11 @@ class CreateTopicCommand(_message.Message):
         configs: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         validate_only: _builtins.bool = ...,
         assignments: _abc.Iterable[Global___ReplicaAssignment] | None = ...,
+        user: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignments", b"assignments", "configs", b"configs", "name", b"name", "partitions", b"partitions", "replication_factor", b"replication_factor", "topic_id", b"topic_id", "validate_only", b"validate_only"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignments", b"assignments", "configs", b"configs", "name", b"name", "partitions", b"partitions", "replication_factor", b"replication_factor", "topic_id", b"topic_id", "user", b"user", "validate_only", b"validate_only"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -28,7 +28,7 @@ from raftlog.v1 import records_pb2
 from raftlog.v1.records_pb2 import ConfigResource, MetadataRecord
 from raftmeta.decide.outcome import Accepted, CommandResult, shown
 from raftmeta.elections import eligible_replicas, with_new_epochs
-from raftmeta.features import OWN_TOPIC_ID_LEVEL, SPREAD_LEADERS_LEVEL, metadata_version
+from raftmeta.features import OWN_TOPIC_ID_LEVEL, SPREAD_LEADERS_LEVEL, TOPIC_USERS_LEVEL, metadata_version
 from raftmeta.image import (
     CLUSTER_DEFAULT,
     NO_LOAD,
@@ -160,7 +160,8 @@ def _new_topic(image: MetadataImage, command: records_pb2.CreateTopicCommand, of
         # No two commands are committed at one offset. The hash is part of what all controllers have to agree on.
         at = offset.to_bytes(8, "big")
         topic_id = hashlib.blake2b(requested_id + at, digest_size=_UUID_BYTES).digest()
-        topic = TopicImage(command.name, topic_id, requested_id=requested_id)
+        user = command.user if metadata_version(image) >= TOPIC_USERS_LEVEL else ""
+        topic = TopicImage(command.name, topic_id, requested_id=requested_id, user=user)
     else:
         topic = TopicImage(command.name, requested_id)
     if topic.topic_id in image.topics:

@@ -10,6 +10,8 @@ from urllib.request import urlopen
 
 import confluent_kafka
 import pytest
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
 
 from raftlog import AclBinding, AclOperation, Admin, Consumer, PatternType, Producer, ResourceType, TopicPartition
 from raftlog.errors import PolicyViolation
@@ -20,6 +22,7 @@ WAIT_S = 60.0
 PASSWORD = "Sesame, open!"
 TENANT, OTHER = "tenant", "other"
 IDS, GROUPS = "max.transactional.ids.per.user", "max.groups.per.user"
+PARTITIONS = "max.partitions.per.user"
 CONFIG: dict[str, str | int] = {
     **STEADY,
     "authorizer": "acl",
@@ -27,6 +30,7 @@ CONFIG: dict[str, str | int] = {
     "metrics.listener": "127.0.0.1:0",
     IDS: 3,
     GROUPS: 3,
+    PARTITIONS: 20,
 }
 
 
@@ -44,6 +48,8 @@ def cluster() -> Iterator[Cluster]:
                     for resource, operation in (
                         (ResourceType.TOPIC, AclOperation.READ),
                         (ResourceType.TOPIC, AclOperation.WRITE),
+                        (ResourceType.TOPIC, AclOperation.CREATE),
+                        (ResourceType.TOPIC, AclOperation.DELETE),
                         (ResourceType.GROUP, AclOperation.READ),
                         (ResourceType.TRANSACTIONAL_ID, AclOperation.WRITE),
                     )
@@ -213,3 +219,32 @@ def test_a_tenant_makes_no_more_groups_than_it_may(cluster: Cluster) -> None:
         admin.delete_groups(["t-classic"])
     assert listed == ["t-classic", "t-member", "t-offsets", "t-others"]
     assert kafka_join(cluster, TENANT, "t-another", "consumer") is None
+
+
+def test_topics_of_a_tenant_have_no_more_partitions_than_they_may(cluster: Cluster) -> None:
+    """Through both listeners; a restart forgets none, and what an administrator makes does not count."""
+    with Admin(cluster.bootstrap, config=settings(cluster, TENANT)) as tenant:
+        tenant.create_topic("t-a", partitions=15)
+        with pytest.raises(
+            PolicyViolation, match=rf"would bring User:{TENANT} from 15 to 21 partitions.*{PARTITIONS}=20"
+        ):
+            tenant.create_topic("t-b", partitions=6)
+    kafka = AdminClient(kafka_settings(cluster, TENANT))
+    (refused,) = kafka.create_topics([NewTopic("t-b", num_partitions=6, replication_factor=1)]).values()
+    with pytest.raises(confluent_kafka.KafkaException) as told:
+        refused.result(WAIT_S)
+    assert told.value.args[0].code() == confluent_kafka.KafkaError.POLICY_VIOLATION
+    (made,) = kafka.create_topics([NewTopic("t-b", num_partitions=5, replication_factor=1)]).values()
+    made.result(WAIT_S)
+
+    cluster.kill(1)
+    cluster.start(1)
+    with Admin(cluster.bootstrap, config=settings(cluster, TENANT)) as tenant:
+        with pytest.raises(PolicyViolation):
+            tenant.create_topic("t-c", partitions=1)
+        tenant.delete_topic("t-a")
+        tenant.create_topic("t-c", partitions=15)
+    with Admin(cluster.bootstrap, config=settings(cluster, OTHER)) as other:
+        other.create_topic("t-d", partitions=20)
+    with Admin(cluster.bootstrap, config=cluster.client_config) as admin:
+        admin.create_topic("t-e", partitions=30)

@@ -78,6 +78,7 @@ class Cluster:
         self.stub = stub
         self.waited_for: list[int] = []
         self.partitions: list[PartitionView] = []
+        self.service: AdminService | None = None
         self.clock = FixedClock()
         self.applied = asyncio.Event()
         self.applied.set()
@@ -137,6 +138,7 @@ async def served(config: BrokerConfig, logs: FakeLogs, max_replicas: int = MAX_D
             cluster.clock,
             max_replicas=max_replicas,
         )
+        cluster.service = service
         admin_pb2_grpc.add_AdminServicer_to_server(service, server)
         await server.start()
         yield cluster

@@ -50,6 +50,11 @@ class HeldDisk(Executor):
             run()
         return future
 
+    @property
+    def waiting(self) -> int:
+        """How many calls are kept."""
+        return len(self._kept)
+
     def release(self) -> None:
         """Run the kept calls, and run all later ones at once."""
         self.held = False

@@ -31,7 +31,14 @@ from broker.coordinator.groups.commands import (
 )
 from broker.coordinator.groups.coordinator import GroupCoordinator, Rest
 from broker.coordinator.groups.topics import Topic, TopicPartition
-from broker.coordinator.user_bound import MOST_KEPT_BYTES, NO_BOUND, UserBound, kept_bound
+from broker.coordinator.user_bound import (
+    MOST_KEPT_BYTES,
+    MOST_MEMBERS_BYTES,
+    NO_BOUND,
+    UserBound,
+    kept_bound,
+    members_bound,
+)
 from raftlog.errors import RaftlogError
 from raftlog.v1 import group_pb2
 
@@ -110,7 +117,7 @@ class GroupDriver:
     """Decides, appends to `log`, replays, delivers at once; `restart` loads another coordinator from the log.
 
     `most_of_user`: groups that a user may make; None: any number. `user`: the one that asks. `most_kept_bytes`: what
-    the offsets of a user's groups may take.
+    the offsets of a user's groups may take. `most_members_bytes`: what their members may take.
     """
 
     def __init__(
@@ -120,9 +127,11 @@ class GroupDriver:
         assignors: Mapping[str, Assignor] = BUILT_IN,
         most_of_user: int | None = None,
         most_kept_bytes: int = MOST_KEPT_BYTES,
+        most_members_bytes: int = MOST_MEMBERS_BYTES,
     ) -> None:
         self.user = ""
         self.kept_bound = kept_bound(lambda user: self.core.kept.get(user, 0), most_kept_bytes)
+        self.members_bound = members_bound(lambda user: self.core.members_taken.get(user, 0), most_members_bytes)
         self.bound = NO_BOUND
         if most_of_user is not None:
             self.bound = UserBound(
@@ -133,8 +142,18 @@ class GroupDriver:
         self.assignors = assignors
         self.now_ms = 0.0
         self.log: list[tuple[bytes, bytes | None]] = []
-        self.core = GroupCoordinator(self.config, self.topics, assignors, bound=self.bound, kept_bound=self.kept_bound)
+        self.core = self._new_core()
         self.core.loaded(self.now)
+
+    def _new_core(self) -> GroupCoordinator:
+        return GroupCoordinator(
+            self.config,
+            self.topics,
+            self.assignors,
+            bound=self.bound,
+            kept_bound=self.kept_bound,
+            members_bound=self.members_bound,
+        )
 
     @property
     def now(self) -> Now:
@@ -190,9 +209,7 @@ class GroupDriver:
 
     def restart(self, log: Iterable[tuple[bytes, bytes | None]] | None = None) -> None:
         """Another broker coordinates: it has the log, or `log`."""
-        self.core = GroupCoordinator(
-            self.config, self.topics, self.assignors, bound=self.bound, kept_bound=self.kept_bound
-        )
+        self.core = self._new_core()
         for key, value in self.log if log is None else log:
             self.core.replay(key, value)
         self.core.loaded(self.now)

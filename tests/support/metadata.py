@@ -243,6 +243,7 @@ def create_topic(
     configs: Mapping[str, str] | None = None,
     validate_only: bool = False,
     epoch: int = EPOCH,
+    user: str = "",
 ) -> MetadataCommand:
     """Create a topic."""
     return MetadataCommand(
@@ -254,6 +255,7 @@ def create_topic(
             replication_factor=replication_factor,
             configs=configs,
             validate_only=validate_only,
+            user=user,
         ),
     )
 

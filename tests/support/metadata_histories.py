@@ -337,7 +337,7 @@ def _begin(*, at_newest_level: bool = False) -> list[tuple[Step, int, int]]:
     for broker_id in BROKERS[:3]:
         begin.append(lambda _, b=broker_id: make.register(b))  # type: ignore[misc] # mypy does not infer the default
         begin.append(lambda image, b=broker_id: make.unfence(b, make.broker_epoch(image, b)))  # type: ignore[misc]
-    begin.append(lambda _: make.create_topic("a", 1, 2, 3, {"min.insync.replicas": "2"}))
+    begin.append(lambda _: make.create_topic("a", 1, 2, 3, {"min.insync.replicas": "2"}, user="User:a"))
     if at_newest_level:
         begin.append(lambda _: make.update_feature("metadata.version", SUPPORTED["metadata.version"].max_level))
     return [(step, 0, 0) for step in begin]

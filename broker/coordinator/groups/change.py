@@ -37,6 +37,7 @@ from broker.coordinator.groups.classic.commands import Joined
 from broker.coordinator.groups.classic.consumer import CONSUMER
 from broker.coordinator.groups.commands import Decision, GroupConfig, Now, Send
 from broker.coordinator.groups.group import (
+    ASSIGNED_BYTES,
     AWAY,
     Assignment,
     ClassicPart,
@@ -46,6 +47,7 @@ from broker.coordinator.groups.group import (
     Head,
     Member,
     Pending,
+    member_bytes,
 )
 from broker.coordinator.groups.records import by_topic
 from broker.coordinator.groups.sessions import GroupSessions, Kind, Session, Timers
@@ -290,8 +292,12 @@ class Context:
     """Whether every broker of the cluster knows groups with members of both protocols."""
     name_count: Callable[[str], int]
     """How many names the members of a group (by id) subscribe to together, each member's counted by themselves."""
+    partition_count: Callable[[str], int]
+    """How many partitions the topics have that the members of a group (by id) subscribe to."""
     kept: AmountBound = NO_AMOUNT_BOUND
     """On what the committed offsets of a user's groups take."""
+    members: AmountBound = NO_AMOUNT_BOUND
+    """On what the members of a user's groups take."""
 
     def name_of(self, topic_id: bytes, group: Group) -> str:
         """Return a topic's name; of a deleted one as the group has known it."""
@@ -358,20 +364,30 @@ class Change:
                 "(group.consumer.max.size)"
             )
 
-    def check_names(self, member_id: str, names: int) -> None:
-        """Check that a member may subscribe to so many topics, beside what the other members subscribe to.
+    def check_member(self, member: Member) -> None:
+        """Check that there is room for what a member subscribes to and says, beside what the other members do.
 
         Raises:
-            GroupMaxSizeReached: it may not.
+            GroupMaxSizeReached, PolicyViolation: there is none.
         """
-        known = self.draft.members.get(member_id)
-        more = names - (0 if known is None else len(known.subscription.topics))
+        draft, topics = self.draft, member.subscription.topics
+        known = draft.members.get(member.member_id) or draft.members.get(draft.instances.get(member.instance_id, ""))
+        more = len(topics) - (0 if known is None else len(known.subscription.topics))
         count = self.context.name_count(self.group_id) + more
         if more > 0 and count > MAX_NAMES:
             raise GroupMaxSizeReached(
                 f"the members of the group {self.group_id!r} would subscribe to {count} topics together, at most "
                 f"{MAX_NAMES} are allowed, each member's counted by themselves: use more groups, or fewer members"
             )
+        if not draft.user:
+            return
+        by_name, is_read = self.context.topics.by_name, self.context.is_read
+        new = (by_name(name) for name in topics if not is_read(self.group_id, name))
+        partitions = sum(topic.partitions for topic in new if topic is not None)
+        if self.soft.classic is not None:  # it is about to become a group in which the coordinator assigns
+            partitions += self.context.partition_count(self.group_id)
+        more_bytes = member_bytes(member) - member_bytes(known) + partitions * ASSIGNED_BYTES
+        self.context.members.check(draft.user, more_bytes)
 
     def send(self, to: object, message: group_pb2.GroupResponse | Reply | RaftlogError | None) -> None:
         """Tell a stream, or a call."""

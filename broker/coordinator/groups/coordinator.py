@@ -51,7 +51,7 @@ from broker.coordinator.groups.commands import (
     Send,
     user_of,
 )
-from broker.coordinator.groups.group import Group, Member
+from broker.coordinator.groups.group import ASSIGNED_BYTES, Group, Member
 from broker.coordinator.groups.sessions import GroupSessions, Kind, Session, Timers
 from broker.coordinator.groups.topics import TopicsView
 from broker.coordinator.user_bound import NO_AMOUNT_BOUND, NO_BOUND, AmountBound, Amounts, Made, UserBound
@@ -69,6 +69,8 @@ class WatchedTopics:
         self._names: dict[str, Counter[str]] = {}
         self._counts: Counter[str] = Counter()
         """How many names the members of a group have together, each member's counted by themselves."""
+        self._partitions: Counter[str] = Counter()
+        """How many partitions the topics of a group had together at the last look, each topic counted once."""
         self._groups: dict[str, dict[str, None]] = {}
         self._topics = topics
 
@@ -83,18 +85,20 @@ class WatchedTopics:
             names[name] += 1
             if names[name] == 1:
                 self._groups.setdefault(name, {})[group_id] = None
+                self._partitions[group_id] += _partitions(self._topics, name)
         for name in old:
             names[name] -= 1
             if not names[name]:
                 self._forget(group_id, names, name)
         self._counts[group_id] += len(new) - len(old)
         if not names:
-            del self._names[group_id], self._counts[group_id]
+            del self._names[group_id], self._counts[group_id], self._partitions[group_id]
 
     def _forget(self, group_id: str, names: Counter[str], name: str) -> None:
         del names[name]
         groups = self._groups[name]
         groups.pop(group_id, None)
+        self._partitions[group_id] -= _partitions(self._topics, name)
         if not groups:
             del self._groups[name]
 
@@ -105,6 +109,9 @@ class WatchedTopics:
         for name, readers in self._groups.items():
             if before.by_name(name) != topics.by_name(name):
                 groups |= readers
+                more = _partitions(topics, name) - _partitions(before, name)
+                for group_id in readers if more else ():
+                    self._partitions[group_id] += more
         return list(groups)
 
     def is_read(self, group_id: str, name: str) -> bool:
@@ -115,9 +122,18 @@ class WatchedTopics:
         """Return how many names the members of a group subscribe to together, each member's counted by themselves."""
         return self._counts[group_id]
 
+    def partitions_of(self, group_id: str) -> int:
+        """Return how many partitions the topics have that the members of a group subscribe to."""
+        return self._partitions[group_id]
+
     def names_of(self, group_id: str) -> list[str]:
         """Return the names that the members of a group subscribe to, each once, in ascending order."""
         return sorted(self._names.get(group_id, ()))
+
+
+def _partitions(topics: TopicsView, name: str) -> int:
+    topic = topics.by_name(name)
+    return 0 if topic is None else topic.partitions
 
 
 class CommittedTopics:
@@ -326,6 +342,8 @@ GROUP_WORK: Final = 0.05
 """To see that there is nothing to do about a group."""
 MEMBER_WORK: Final = 0.2
 """To begin a member's session."""
+EXPELLED_AT_ONCE: Final = 20
+"""Members of a group whose user has too much of them."""
 OFFSET_WORK: Final = 0.005
 """To look at a committed offset."""
 
@@ -351,6 +369,7 @@ class GroupCoordinator:
 
     `assignors`: by name, in the server's order of preference; the first is the default. `may_upgrade`: whether every
     broker of the cluster knows groups with members of both protocols. `bound`: on the groups of a user.
+    `kept_bound`: on what their offsets take. `members_bound`: on what their members take.
     """
 
     def __init__(
@@ -361,6 +380,7 @@ class GroupCoordinator:
         may_upgrade: Callable[[], bool] = lambda: True,
         bound: UserBound = NO_BOUND,
         kept_bound: AmountBound = NO_AMOUNT_BOUND,
+        members_bound: AmountBound = NO_AMOUNT_BOUND,
     ) -> None:
         assert assignors, "a coordinator needs an assignor"
         self._bound = bound
@@ -371,9 +391,21 @@ class GroupCoordinator:
         self._watched = WatchedTopics(topics)
         watched = self._watched
         self._context = Context(
-            config, topics, assignors, self._timers, watched.is_read, may_upgrade, watched.count_of, kept_bound
+            config,
+            topics,
+            assignors,
+            self._timers,
+            watched.is_read,
+            may_upgrade,
+            watched.count_of,
+            watched.partitions_of,
+            kept_bound,
+            members_bound,
         )
         self._kept = Amounts()
+        self._members = Amounts()
+        self._counted: dict[str, tuple[str, int]] = {}
+        """By group: for whom its members count, and how much."""
         self._committed = CommittedTopics()
         # Groups that are still to be looked at, the next one last:
         self._beginning: list[str] = []
@@ -399,6 +431,29 @@ class GroupCoordinator:
     def kept(self) -> Mapping[str, int]:
         """What the committed offsets of each user's groups take, in bytes; not to be changed."""
         return self._kept.counts
+
+    @property
+    def members_taken(self) -> Mapping[str, int]:
+        """What the members of each user's groups take, in bytes; not to be changed."""
+        return self._members.counts
+
+    def _count_members(self, group: Group) -> None:
+        """Count what the members of a group take from now on."""
+        size = group.members_bytes
+        soft = self._soft.get(group.group_id)
+        if soft is not None and soft.classic is not None:
+            size += soft.classic.taken_bytes
+        if group.head is None or group.head.classic is None:
+            size += self._watched.partitions_of(group.group_id) * ASSIGNED_BYTES
+        user, before = self._counted.get(group.group_id, ("", 0))
+        if (user, before) == (group.user, size):
+            return
+        self._members.changed(user, -before)
+        self._members.changed(group.user, size)
+        if group.user and size:
+            self._counted[group.group_id] = group.user, size
+        else:
+            self._counted.pop(group.group_id, None)
 
     # Records
 
@@ -436,6 +491,8 @@ class GroupCoordinator:
             self._soft.pop(group.group_id, None)
         else:
             self._groups[group.group_id] = group
+        if kind in ("group", "member_id") or user != group.user:
+            self._count_members(group)
 
     def loaded(self, now: Now) -> None:
         """Begin after the replay of the log: sessions begin anew; unfinished work of the former coordinator is found.
@@ -457,6 +514,7 @@ class GroupCoordinator:
             config = self._context.config.classic
             of_group = classic.loaded(group, config, now.monotonic_ms, self._context.timers)
             soft = self._soft[group.group_id] = GroupSessions(classic=of_group)
+            self._count_members(group)
             return soft
         is_over = head is None or head.empty_since_ms or group.group_id not in self._groups
         if is_over and not (group.members or group.targets or group.assignments):
@@ -512,6 +570,8 @@ class GroupCoordinator:
                 change.finish()
             else:
                 classic.follow(change, command)
+                if group_id in self._groups:  # else its first record counts them
+                    self._count_members(group)
         else:
             rest = rest or begin(command, change, group)
             answer = go_on(rest, change, group)
@@ -553,6 +613,7 @@ class GroupCoordinator:
             work.done += 1
             if kind is Kind.CLASSIC:
                 classic.on_deadline(change, member_id)
+                self._count_members(group)
             elif kind is Kind.MEMBER:
                 membership.on_deadline(change, member_id, deadline_ms)
             else:
@@ -606,8 +667,14 @@ class GroupCoordinator:
     def _topics_of(self, group: Group, work: _Work) -> bool:
         work.done += 1
         change = self._changing(group, work)
-        if change.soft.classic is None:  # the members of a classic group look by themselves
-            rebalance.on_topics(change, self._watched.names_of(group.group_id))
+        if change.soft.classic is not None:  # the members of a classic group look by themselves
+            return False
+        try:
+            self._context.members.check(change.draft.user, 1)
+        except RaftlogError as refusal:  # topics have come, or grown, that its members waited for
+            work.done += EXPELLED_AT_ONCE
+            return membership.expel_some(change, refusal, EXPELLED_AT_ONCE)
+        rebalance.on_topics(change, self._watched.names_of(group.group_id))
         return False
 
     def _clean(self, group: Group, work: _Work) -> bool:
@@ -638,7 +705,11 @@ class GroupCoordinator:
         What that means for groups comes of `on_time`.
         """
         self._context.topics = topics
-        self._add(self._changed, self._watched.look(topics), now)
+        changed = self._watched.look(topics)
+        for group_id in changed:
+            if (group := self._groups.get(group_id)) is not None:
+                self._count_members(group)
+        self._add(self._changed, changed, now)
         self._add(self._cleaning, self._committed.take_deleted(topics), now)
         return Decision()
 

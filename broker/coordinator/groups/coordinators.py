@@ -16,7 +16,7 @@ from broker.coordinator.groups.topics import TopicsView
 from broker.coordinator.internal_topics import CONSUMER_OFFSETS
 from broker.coordinator.shard import Shard
 from broker.coordinator.shards import Coordination, Coordinators, java_hash, partition_for
-from broker.coordinator.user_bound import kept_bound
+from broker.coordinator.user_bound import kept_bound, members_bound
 from broker.server.lease import Lease
 from raftlog.errors import InvalidGroupId
 from raftmeta.features import LIVE_GROUPS_LEVEL, metadata_version
@@ -85,6 +85,7 @@ class GroupCoordinators(Coordinators[Command, TopicsView]):
         self._config = config
         self._assignors = assignors
         self._kept_bound = kept_bound(self._kept_by)
+        self._members_bound = members_bound(self._members_of)
         super().__init__(node_id, image, executor=executor, clock=clock, lease=lease, most_of_user=most_of_user)
 
     def groups(self) -> Iterator[Group]:
@@ -95,12 +96,24 @@ class GroupCoordinators(Coordinators[Command, TopicsView]):
 
     def _make_core(self, partition: int) -> GroupCoordinator:
         return GroupCoordinator(
-            self._config, self._topics(), self._assignors, self._may_upgrade, self.bound, self._kept_bound
+            self._config,
+            self._topics(),
+            self._assignors,
+            self._may_upgrade,
+            self.bound,
+            self._kept_bound,
+            self._members_bound,
         )
 
     def _kept_by(self, user: str) -> int:
+        return sum(core.kept.get(user, 0) for core in self._cores())
+
+    def _members_of(self, user: str) -> int:
+        return sum(core.members_taken.get(user, 0) for core in self._cores())
+
+    def _cores(self) -> Iterator[GroupCoordinator]:
         cores = (shard.core for _, shard in self.shards())
-        return sum(core.kept.get(user, 0) for core in cores if isinstance(core, GroupCoordinator))
+        return (core for core in cores if isinstance(core, GroupCoordinator))
 
     def _may_upgrade(self) -> bool:
         return metadata_version(self._newest_image()) >= LIVE_GROUPS_LEVEL

@@ -55,6 +55,31 @@ class Member:
     classic: ClassicPart | None = None
 
 
+MEMBER_BYTES: Final = 2_000
+"""What a member takes in memory, besides the topics that it names and the bytes of the classic protocol."""
+ASSIGNED_BYTES: Final = 600
+"""What a partition takes in a group in which the coordinator assigns: in the target, the assignment, and its member's
+session."""
+NAME_BYTES: Final = 150
+"""What a name of a subscription takes, besides its characters."""
+
+
+def member_bytes(member: Member | None) -> int:
+    """Return what a member's description takes in memory, about; 0: there is none."""
+    if member is None:
+        return 0
+    topics, classic = member.subscription.topics, member.classic
+    size = MEMBER_BYTES + NAME_BYTES * len(topics) + sum(map(len, topics)) + len(member.subscription.pattern)
+    if classic is not None:
+        size += len(classic.metadata) + len(classic.assignment) + protocols_bytes(classic.protocols)
+    return size
+
+
+def protocols_bytes(protocols: tuple[tuple[str, bytes], ...]) -> int:
+    """Return how many bytes a classic member says with the protocols that it offers."""
+    return sum(len(name) + len(said) for name, said in protocols)
+
+
 @dataclass(frozen=True, slots=True)
 class Assignment:
     """A member's assignment: partition -> the member epoch in which the member got it.
@@ -165,6 +190,8 @@ class Group:
         """The user that made it, while it exists; "": it counts for none."""
         self.kept_bytes = 0
         """What the committed offsets and the pending ones take in memory."""
+        self.members_bytes = 0
+        """What the members' descriptions take in memory."""
 
     @property
     def gone(self) -> bool:
@@ -185,6 +212,7 @@ class Group:
     def set_member(self, member_id: str, member: Member | None) -> None:
         """A member has joined or changed; None: it is gone."""
         old = self.members.get(member_id)
+        self.members_bytes += member_bytes(member) - member_bytes(old)
         if old is not None and self.instances.get(old.instance_id) == member_id:
             del self.instances[old.instance_id]
         if member is None:

@@ -22,6 +22,7 @@ yet, so it too keeps its partitions until its session expires.
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import islice
 
 from broker.coordinator.groups import rebalance
 from broker.coordinator.groups.change import Change
@@ -41,6 +42,7 @@ from broker.coordinator.groups.sessions import NEVER, GroupSessions, Session
 from raftlog.errors import (
     FencedMemberEpoch,
     InvalidRequestError,
+    RaftlogError,
     UnknownMemberId,
     UnreleasedInstanceId,
 )
@@ -55,7 +57,7 @@ def join(change: Change, command: Join) -> None:
     """
     request = command.request
     check_join(request, change.context.assignors)
-    change.check_names(request.member_id, len(request.subscription.topics))
+    change.check_member(_said(command))
     if (classic := change.soft.classic) is not None and not classic.is_idle:
         if request.member_epoch > 0:
             if classic.instances.get(request.instance_id, request.member_id) != request.member_id:
@@ -264,14 +266,15 @@ def heartbeat(change: Change, command: Heartbeat) -> None:
     current = change.draft.assignments.get(member_id, Assignment())
     if request.member_epoch > current.member_epoch:
         raise FencedMemberEpoch(f"the member epoch is {current.member_epoch}, not {request.member_epoch}")
+    said: Member | None = None
     if request.HasField("subscription"):
         check_subscription(request.subscription, change.context.assignors)
-        change.check_names(member_id, len(request.subscription.topics))
+        said = replace(change.draft.members[member_id], subscription=read_subscription(request.subscription))
+        change.check_member(said)
     check_owned(request.owned.partitions, len(current.assigned) + len(current.pending_revocation))
     heard_of(change, member_id, session)
-    if request.HasField("subscription"):
-        member = change.draft.members[member_id]
-        say(change, replace(member, subscription=read_subscription(request.subscription)), member.subscription)
+    if said is not None:
+        say(change, said, change.draft.members[member_id].subscription)
     owned = read_partitions(request.owned.partitions) if request.HasField("owned") else None
     let_go = session.heard(owned, current.pending_revocation.keys())
     if let_go:
@@ -345,6 +348,22 @@ def give_up(change: Change, member_id: str) -> None:
     change.bump()
     change.remove(member_id)
     change.leave_empty()
+
+
+def expel_some(change: Change, why: RaftlogError, most: int) -> bool:
+    """Remove some members, and tell them why; return whether others are left."""
+    some = list(islice(change.draft.members, most))
+    if not some:
+        return False
+    change.bump()
+    for member_id in some:
+        session = change.soft.sessions.get(member_id)
+        for to in () if session is None else (session.to, session.joining):
+            if to is not None:
+                change.send(to, why)
+        change.remove(member_id)
+    change.leave_empty()
+    return bool(change.draft.members)
 
 
 def on_deadline(change: Change, member_id: str, timer_ms: float) -> None:

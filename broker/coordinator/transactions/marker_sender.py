@@ -6,7 +6,9 @@
 
 A user has `MOST_TARGETS` partitions and groups under way at a time, and users take turns: one request may end a
 transaction of 10,000 partitions, each of which costs its replicas an append and an fsync. The next ones follow as these
-are answered, so what the brokers can do sets the pace (docs/adr/0053).
+are answered, so what the brokers can do sets the pace (docs/adr/0053). Markers that are written count for the
+`request_percentage` of the user, at the broker that coordinates the transaction: by what they cost on the average,
+since most of that is other brokers' time (docs/adr/0057).
 
 Markers for the same partition in one turn share a control batch. Markers are idempotent (docs/transactions.md), so
 those not known to be written are sent again, to the leader by the newest metadata.
@@ -208,6 +210,10 @@ MARKERS_OF_A_TARGET: Final = 50
 MOST_TARGETS: Final = 64
 """Partitions and groups to which markers of one user are under way at a time, fewer if they get many markers each.
 Markers that wait meanwhile for the same target go there in one batch."""
+BATCH_MS: Final = 0.25
+MARKER_MS: Final = 0.02
+"""What a batch of markers, and each of them, counts of `request_percentage`: a leader appends a batch in 0.12 ms, and
+its followers do so too."""
 HOLDS_S: Final = 1.0
 """How long a target that does not answer counts for that. Its markers may be committed only when more replicas are in
 sync."""
@@ -304,7 +310,8 @@ class MarkerSender:
         sent    -> resting  refused or unanswered; the pause grows
         resting -> ready    after the pause, or as soon as it has another leader
 
-    `group_broker` returns the broker that coordinates a group, and raises if there is none.
+    `group_broker` returns the broker that coordinates a group, and raises if there is none. `charge` is called with a
+    user, and how many ms its markers count that have been written.
     """
 
     def __init__(
@@ -315,6 +322,7 @@ class MarkerSender:
         links: RemoteMarkers,
         group_broker: Callable[[str], int],
         *,
+        charge: Callable[[str, float], object] = lambda user, ms: None,
         rng: random.Random | None = None,
     ) -> None:
         self._node_id = node_id
@@ -322,6 +330,7 @@ class MarkerSender:
         self._local = local
         self._links = links
         self._group_broker = group_broker
+        self._charge = charge
         self._rng = rng or random.Random()
         self._loop = asyncio.get_running_loop()
         self._jobs: dict[tuple[Coordinator, PendingMarkers], _Job] = {}
@@ -438,6 +447,7 @@ class MarkerSender:
 
         def answered(errors: Errors) -> None:
             taken.give()
+            self._charge_written(jobs, errors)
             self._answered(target, jobs, errors)
 
         if place != self._node_id:
@@ -490,6 +500,13 @@ class MarkerSender:
             self._rest(target, self._living(failed), first)
         else:
             self._attempts.pop(target, None)
+
+    def _charge_written(self, jobs: Jobs, errors: Errors) -> None:
+        """Charge the markers that this batch has written, and no failed attempts: those are not the users' doing."""
+        users = [job.pending.user for job, error in zip(jobs, errors, strict=True) if error is None]
+        for user, count in Counter(users).items():
+            if user:
+                self._charge(user, MARKER_MS * count + BATCH_MS * count / len(jobs))
 
     def _finish(self, job: _Job) -> None:
         if self._jobs.pop((job.coordinator, job.pending), None) is not None and not job.is_over:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Final, Protocol
 
 from broker.clock import Clock
@@ -30,7 +32,7 @@ from broker.quotas.manager import QuotaManager
 from broker.security.audit import Fact, changes_noted
 from broker.security.caller import Caller, Decisions, authorized_operations, caller
 from broker.server.logging import LogLevels
-from broker.turns import in_turns
+from broker.turns import QUICK_AT_A_TIME, in_turns
 from raftlog._core.security.acls import CLUSTER_NAME, INTERNAL_PREFIX
 from raftlog.errors import (
     InvalidRequestError,
@@ -303,6 +305,10 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self._partitions = partitions
         self._clock = clock
         self._log_levels = LogLevels(config.log_level)
+        self._under_way = 0
+        """Replicas that commands of this broker under way will add."""
+        self._under_way_of: Counter[str] = Counter()
+        """Likewise the partitions of each user, above 0."""
 
     @answered(admin_pb2.CreateTopicResponse)
     async def CreateTopic(
@@ -321,22 +327,20 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         else:
             partitions = request.partitions or self._config.num_partitions
             replication_factor = request.replication_factor or self._config.default_replication_factor
-        self._check_partitions(request.name, partitions, partitions * replication_factor)
         self._check_configs(request.configs, partitions)
-        result = await self._commit_into(
-            response,
-            MetadataCommand(
-                create_topic=CreateTopicCommand(
-                    name=request.name,
-                    topic_id=request.topic_id or uuid.uuid4().bytes,
-                    partitions=partitions,
-                    replication_factor=replication_factor,
-                    configs=request.configs,
-                    validate_only=request.validate_only,
-                    assignments=request.assignments,
-                )
-            ),
+        user = caller.get().user
+        command = CreateTopicCommand(
+            name=request.name,
+            topic_id=request.topic_id or uuid.uuid4().bytes,
+            partitions=partitions,
+            replication_factor=replication_factor,
+            configs=request.configs,
+            validate_only=request.validate_only,
+            assignments=request.assignments,
+            user=user,
         )
+        with self._adding(request.name, partitions, partitions, replication_factor, user):
+            result = await self._commit_into(response, MetadataCommand(create_topic=command))
         if not request.validate_only:
             response.topic_id = result.topic_id
 
@@ -356,11 +360,15 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         """Raise a topic's number of partitions."""
         refuse_internal(request.topic, "its number of partitions is fixed: it decides which broker coordinates a group")
         topic = self._metadata.image.topic(request.topic)
-        if topic is not None:
-            added = request.partitions - len(topic.partitions)
-            self._check_partitions(request.topic, request.partitions, added * len(topic.partitions[0].replicas))
-        command = CreatePartitionsCommand(topic=request.topic, partitions=request.partitions)
-        await self._commit_into(response, MetadataCommand(create_partitions=command))
+        command = MetadataCommand(
+            create_partitions=CreatePartitionsCommand(topic=request.topic, partitions=request.partitions)
+        )
+        if topic is None:
+            await self._commit_into(response, command)
+            return
+        added, replication_factor = request.partitions - len(topic.partitions), len(topic.partitions[0].replicas)
+        with self._adding(topic.name, request.partitions, added, replication_factor, topic.user):
+            await self._commit_into(response, command)
 
     @answered(admin_pb2.DescribeConfigsResponse)
     async def DescribeConfigs(
@@ -504,7 +512,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         """Return the quotas that the filter selects, sorted by entity and key."""
         image = await image_from(self._metadata, request.min_metadata_offset)
         wanted = QuotaEntity.from_wire(request.filter).canonical()
-        for entity in sorted(image.quotas, key=entity_order):
+        async for entity in in_turns(sorted(image.quotas, key=entity_order), QUICK_AT_A_TIME):
             if matches(entity, wanted, strict=request.strict):
                 wire = entity.to_wire()
                 for key, value in sorted(image.quotas[entity].items()):
@@ -583,12 +591,45 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         if self._quotas is not None:
             self._quotas.admit_commands(caller.get(), *commands)
 
-    def _check_partitions(self, topic: str, partitions: int, added_replicas: int) -> None:
-        """Enforce the limits of this broker's configuration.
+    @contextmanager
+    def _adding(self, topic: str, partitions: int, added: int, replication_factor: int, user: str) -> Iterator[None]:
+        """Enforce the limits of this broker's configuration, and count what is added until the end of the block.
+
+        Then the image has it: else calls at the same time would each pass. `user`: the one that has made the topic.
 
         Raises:
-            PolicyViolation: the topic or the cluster would have too many.
+            PolicyViolation: the topic, the cluster or the user would have too many.
         """
+        replicas = max(0, added * replication_factor)
+        self._check_partitions(topic, partitions, replicas)
+        self._check_user(topic, added, user)
+        self._under_way += replicas
+        self._under_way_of[user] += max(0, added)
+        try:
+            yield
+        finally:
+            self._under_way -= replicas
+            self._under_way_of[user] -= max(0, added)
+            if not self._under_way_of[user]:
+                del self._under_way_of[user]
+
+    def _check_user(self, topic: str, added: int, user: str) -> None:
+        """Check that the topics of a user may get more partitions; "" has no limit, nor has an administrator's call."""
+        who = caller.get()
+        if not user or added <= 0 or who.may(Acl.ALTER, Acl.CLUSTER, CLUSTER_NAME, log=False):
+            return
+        topics = self._metadata.image.topics.values()
+        present = sum(len(each.partitions) for each in topics if each.user == user) + self._under_way_of[user]
+        limit = self._config.max_partitions_per_user
+        if present + added > limit:
+            raise PolicyViolation(
+                f"topic {topic[:249]!r} would bring {user} from {present} to {present + added} partitions of topics "
+                f"that it has made, max.partitions.per.user={limit}: delete topics that are not needed, use fewer "
+                "partitions, or ask an administrator to raise the limit or to make the topic"
+            )
+
+    def _check_partitions(self, topic: str, partitions: int, added_replicas: int) -> None:
+        """Check the limits on the partitions of a topic, and of the cluster. Raises PolicyViolation."""
         limit = self._config.max_partitions_per_topic
         if partitions > limit:
             raise PolicyViolation(
@@ -598,7 +639,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             return
         image = self._metadata.image
         brokers = sum(not broker.fenced for broker in image.brokers.values())
-        present = sum(load.replicas for load in image.load.values())
+        present = sum(load.replicas for load in image.load.values()) + self._under_way
         for limit, reason in (
             (self._config.max_partitions_per_broker, "max.partitions.per.broker={}"),
             (self._max_replicas, "the limit of open files (ulimit -n), for {} replicas per broker,"),

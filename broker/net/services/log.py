@@ -5,10 +5,8 @@ Errors are values in responses; a gRPC status ends only the stream of a client t
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sized
-from concurrent.futures import Executor
 from typing import Any, Protocol, TypeVar
 
 import grpc
@@ -23,6 +21,7 @@ from broker.net.services.calls import Answer, end_stream
 from broker.partition.fetch_session import MAX_PARTS, FetchSession, readable_end
 from broker.partition.partition import Partition
 from broker.partition.produce_session import TURN_BYTES, ProduceSession
+from broker.quotas.disk_reads import DiskReads
 from broker.quotas.heavy_work import HeavyWork
 from broker.quotas.manager import QuotaManager
 from broker.replicas.replica_manager import ReplicaManager
@@ -53,6 +52,7 @@ class _Result(Answer, Protocol):
     def Clear(self) -> None: ...
 
 
+T = TypeVar("T")
 PartT = TypeVar("PartT")
 ResultT = TypeVar("ResultT", bound=_Result)
 
@@ -64,7 +64,7 @@ class LogService:
         self,
         registry: ReplicaManager,
         config: BrokerConfig,
-        disk: Executor,
+        disk_reads: DiskReads,
         heavy_work: HeavyWork,
         producers: Callable[[Caller], ProducerChecks] | None = None,
         quotas: QuotaManager | None = None,
@@ -73,7 +73,7 @@ class LogService:
         self._quotas = quotas
         self._registry = registry
         self._config = config
-        self._disk = disk
+        self._disk_reads = disk_reads
         self._heavy_work = heavy_work
         self._produce_turns = SharedTurns(TURN_BYTES)
         self._producers = producers
@@ -128,7 +128,7 @@ class LogService:
         """Serve a fetch session."""
         session = FetchSession(
             self._registry,
-            self._disk,
+            self._disk_reads,
             max_frame_bytes=self._config.fetch_max_bytes,
             max_subscriptions=self._config.max_subscriptions,
             who=caller.get(),
@@ -211,6 +211,10 @@ class LogService:
             if topic is not None:
                 decisions.check(topic, part.topic_id)
 
+    async def _read(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Return the result of a function that may wait for the disk."""
+        return await self._disk_reads.read(caller.get().share, function, *arguments)
+
     async def _list_offset(
         self,
         part: log_pb2.ListOffsetsPartition,
@@ -233,11 +237,10 @@ class LogService:
                 result.offset = partition.log.log_start_offset
             case wanted if wanted >= 0 or wanted == MAX_TIMESTAMP:
                 log, end = partition.log, readable_end(partition, isolation)
-                loop = asyncio.get_running_loop()
                 if wanted == MAX_TIMESTAMP:
-                    found = await loop.run_in_executor(self._disk, log.max_timestamp, end)
+                    found = await self._read(log.max_timestamp, end)
                 else:
-                    found = await loop.run_in_executor(self._disk, log.offset_for_time, wanted, end)
+                    found = await self._read(log.offset_for_time, wanted, end)
                 partition.check_serving(part.leader_epoch)  # again: leadership may have moved during the search
                 if found is None:
                     partition.check_confirmed()  # a record above the high watermark may already be committed
@@ -265,8 +268,7 @@ class LogService:
         if part.at_offset >= end:
             partition.check_confirmed()
             return
-        loop = asyncio.get_running_loop()
-        found = await loop.run_in_executor(self._disk, partition.log.first_from, part.at_offset, end)
+        found = await self._read(partition.log.first_from, part.at_offset, end)
         partition.check_serving(part.leader_epoch)  # again: leadership may have moved during the search
         if found is not None:
             result.offset, result.timestamp_ms = found.offset, found.timestamp_ms
@@ -306,7 +308,7 @@ class LogService:
             partition = self._registry.find(part.topic_id, part.partition)
             refuse_internal(partition.log.topic, "its records are the cluster's to delete")
             target = partition.delete_target(part.before_offset)
-            await asyncio.get_running_loop().run_in_executor(self._disk, partition.log.delete_records, target)
+            await self._read(partition.log.delete_records, target)
             partition.log_start_moved()
             result.log_start_offset = partition.log.log_start_offset
 

@@ -27,7 +27,7 @@ from broker.config.config import BROKER_CONFIGS, BrokerConfig
 from broker.observability.event_loop import LoopLagMonitor
 from broker.observability.health import Health
 from broker.security.caller import caller
-from broker.turns import in_turns
+from broker.turns import QUICK_AT_A_TIME, in_turns
 from raftlog import __version__
 from raftlog._client.connections import from_grpc, open_channel
 from raftlog._core.security.acls import CLUSTER_NAME
@@ -187,7 +187,8 @@ async def describe_log_dirs(paths: Sequence[str], logs: LogsView) -> list[LogDir
         if reason is not None:
             info.error.CopyFrom(to_wire(StorageError(f"log directory {path} is offline: {reason}")))
         here = sorted(partitions.get(_normalized(path), []), key=lambda log: (log.topic, log.partition))
-        info.partitions.extend(_partition(log) for log in here)
+        async for log in in_turns(here, QUICK_AT_A_TIME):
+            info.partitions.append(_partition(log))
         infos.append(info)
     return infos
 

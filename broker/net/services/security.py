@@ -17,6 +17,7 @@ from broker.quotas.manager import QuotaManager
 from broker.security.audit import changes_noted
 from broker.security.caller import caller
 from broker.security.scram import FailureDelay
+from broker.turns import QUICK_AT_A_TIME, in_turns
 from raftlog._core.security.acls import EVERYBODY, ROLE_PREFIX, Acl, field_order, matching
 from raftlog.errors import (
     AuthenticationFailed,
@@ -92,7 +93,7 @@ class SecurityService(security_pb2_grpc.SecurityServicer):
         """Return the metadata's users, or the named ones of them; never a salt or a key."""
         image = await image_from(self._metadata, request.min_metadata_offset)
         named = frozenset(request.users)
-        for key in sorted(image.credentials):
+        async for key in in_turns(sorted(image.credentials), QUICK_AT_A_TIME):
             if not named or key.user in named:
                 iterations = image.credentials[key].iterations
                 response.users.add(user=key.user, mechanism=key.mechanism, iterations=iterations)
@@ -113,7 +114,8 @@ class SecurityService(security_pb2_grpc.SecurityServicer):
         self._check_enabled()
         image = await image_from(self._metadata, request.min_metadata_offset)
         found = matching(image.acls, Acl.from_wire(request.filter))
-        response.acls.extend(acl.to_wire() for acl in found)
+        async for acl in in_turns(found, QUICK_AT_A_TIME):
+            response.acls.append(acl.to_wire())
 
     @answered(security_pb2.CreateAclsResponse)
     async def CreateAcls(
@@ -141,7 +143,8 @@ class SecurityService(security_pb2_grpc.SecurityServicer):
         for each in request.filters:
             found.update(matching(acls, Acl.from_wire(each)))
             await asyncio.sleep(0)  # a filter may have compared every ACL
-        removals = [acl.to_wire() for acl in sorted(found, key=field_order)]
+        ordered = sorted(found, key=field_order)
+        removals = [acl.to_wire() async for acl in in_turns(ordered, QUICK_AT_A_TIME)]
         for start in range(0, len(removals), MAX_SECURITY_CHANGES):
             some = removals[start : start + MAX_SECURITY_CHANGES]
             if not request.validate_only:

@@ -15,6 +15,7 @@ from broker.net.interceptors import RequestBounds
 from broker.net.services.admin import AdminService
 from broker.net.services.log import LogService
 from broker.net.services.metadata import MetadataService
+from broker.quotas.disk_reads import DiskReads
 from broker.quotas.heavy_work import HeavyWork
 from broker.security.caller import Caller
 from raftlog.v1 import admin_pb2_grpc, group_pb2_grpc, metadata_pb2_grpc, transaction_pb2_grpc
@@ -67,7 +68,7 @@ class ClusterBroker(DataBroker):
     def _add_services(self) -> None:
         transactions, groups = self._services
         server = cast(aio.Server, self.server)
-        log = LogService(self.registry, self._config, self.executor, HeavyWork(self.executor), self._checks)
+        log = LogService(self.registry, self._config, DiskReads(self.executor), HeavyWork(self.executor), self._checks)
         self.server.add_generic_rpc_handlers((log.handlers(),))
         group_pb2_grpc.add_GroupServicer_to_server(groups, server)
         metadata_pb2_grpc.add_MetadataServicer_to_server(MetadataService(self._metadata), server)

@@ -31,6 +31,7 @@ from broker.net.services.markers import MarkerService
 from broker.net.services.transactions import TransactionService
 from broker.partition.fetch_session import FetchSession, readable_end
 from broker.partition.partition import Partition
+from broker.quotas.disk_reads import DiskReads
 from broker.replicas.replica_manager import ReplicaManager
 from broker.server.lease import ServingLease, without_lease
 from raftlog.errors import InvalidTopic, RaftlogError, ShuttingDown, UnknownOutcome
@@ -620,7 +621,9 @@ class DataBroker(SimBroker):
         self._loop.create_task(self._serve_reader(connection, requests))
 
     async def _serve_reader(self, connection: Connection, requests: asyncio.Queue[FetchRequest | None]) -> None:
-        session = FetchSession(self.registry, self.executor, max_frame_bytes=FRAME_BYTES, max_subscriptions=10)
+        session = FetchSession(
+            self.registry, DiskReads(self.executor), max_frame_bytes=FRAME_BYTES, max_subscriptions=10
+        )
         try:
             await session.run(_each(requests), _FrameWriter(self, connection))
         except Exception as error:  # refusals are frames

@@ -29,7 +29,7 @@ from raftlog.v1.records_pb2 import (
 )
 from raftmeta.decide import CommandResult, decide, outcome_from_wire, outcome_to_wire
 from raftmeta.decide.outcome import MAX_ALTERATION_ERROR_CHARACTERS, MAX_ERROR_CHARACTERS
-from raftmeta.features import ALTER_PARTITIONS_LEVEL, METADATA_VERSION
+from raftmeta.features import ALTER_PARTITIONS_LEVEL, METADATA_VERSION, TOPIC_USERS_LEVEL
 from raftmeta.image import MetadataImage
 from raftmeta.port import Change
 from raftmeta.quorum.image_feed import ChangeHistory
@@ -45,7 +45,17 @@ from raftmeta.state import (
     MetadataState,
 )
 from tests.support.fresh import examples
-from tests.support.metadata import alter, claim, create_topic, image_after, register, unfence, update_feature, uuid_of
+from tests.support.metadata import (
+    alter,
+    claim,
+    create_partitions,
+    create_topic,
+    image_after,
+    register,
+    unfence,
+    update_feature,
+    uuid_of,
+)
 from tests.support.metadata_histories import Step, live, lives, security_lives
 
 CLIENT = uuid_of(77)
@@ -516,3 +526,27 @@ def test_the_newest_change_is_kept_however_large_it_is() -> None:
 def test_the_history_never_goes_back(offset: int) -> None:
     with pytest.raises(AssertionError):
         ChangeHistory(5).add(Change(offset, 1, []))
+
+
+def test_a_topic_keeps_the_user_that_has_made_it() -> None:
+    """Through whatever changes it, and through snapshots; a retry by another user changes nothing."""
+    state = ready()
+    apply(state, update_feature(METADATA_VERSION, TOPIC_USERS_LEVEL))
+    assert isinstance(apply(state, create_topic("a", 1, 2, 1, user="User:alice")).outcome, CommandResult)
+    assert isinstance(apply(state, create_topic("a", 1, 2, 1, user="User:bob")).outcome, CommandResult)
+    for change in (create_partitions("a", 3), alter("a", {"retention.ms": "5"})):
+        assert isinstance(apply(state, change).outcome, CommandResult)
+        (topic,) = state.image.topics.values()
+        assert topic.user == "User:alice"
+        (topic,) = restored(state).image.topics.values()
+        assert topic.user == "User:alice"
+    assert (len(topic.partitions), topic.configs["retention.ms"]) == (3, "5")
+
+
+def test_below_its_level_no_topic_keeps_its_user() -> None:
+    """A controller that does not know the field would have another state after its next snapshot."""
+    state = ready()
+    apply(state, update_feature(METADATA_VERSION, TOPIC_USERS_LEVEL - 1))
+    assert isinstance(apply(state, create_topic("a", 1, 2, 1, user="User:alice")).outcome, CommandResult)
+    (topic,) = state.image.topics.values()
+    assert topic.user == ""

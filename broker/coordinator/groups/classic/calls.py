@@ -9,6 +9,7 @@ A group is of one type at a time: it changes its type while it has no members, o
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Final, assert_never
 
 from broker.coordinator.groups.change import Change
@@ -36,18 +37,19 @@ def follow(change: Change, command: ClassicCommand) -> None:
         RaftlogError: it is refused; nothing has changed.
     """
     classic, now_ms = change.soft.classic, change.now.monotonic_ms
+    check_bytes = partial(change.context.members.check, change.draft.user)
     if isinstance(command, JoinClassic):
         check_join(command)
         if classic is None:
             classic = _made(change)
-        classic.join(command, now_ms)
+        classic.join(command, now_ms, check_bytes)
         change.soft.classic = classic
     elif classic is None:
         raise UnknownMemberId(f"the group {change.group_id!r} has no such member: join again")
     else:
         match command:
             case SyncClassic():
-                classic.sync(command, now_ms)
+                classic.sync(command, now_ms, check_bytes)
             case HeartbeatClassic():
                 classic.heartbeat(command, now_ms)
             case LeaveClassic():

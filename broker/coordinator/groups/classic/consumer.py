@@ -19,6 +19,8 @@ from typing import Final
 CONSUMER: Final = "consumer"
 MAX_TOPICS: Final = 10_000
 MAX_PARTITIONS: Final = 100_000
+NAMES_FROM: Final = 6
+"""Bytes before the first name."""
 OWNED_FROM: Final = 1
 RACK_FROM: Final = 3
 NEWEST: Final = 3
@@ -111,6 +113,14 @@ def written_assignment(version: int, topics: Mapping[str, Sequence[int]]) -> byt
         parts.append(struct.pack(f">i{len(numbers)}i", len(numbers), *numbers))
     parts.append(struct.pack(">i", -1))
     return b"".join(parts)
+
+
+def count_named(said: bytes) -> int:
+    """Return how many topics a member's bytes say that they name, whatever they are; at most so many are read."""
+    if len(said) < NAMES_FROM:
+        return 0
+    (count,) = struct.unpack_from(">i", said, NAMES_FROM - 4)
+    return max(0, min(int(count), MAX_TOPICS, (len(said) - NAMES_FROM) // 2))
 
 
 def subscribed_topics(protocol_type: str, said: bytes) -> tuple[str, ...]:

@@ -87,7 +87,7 @@ def _join(change: Change, command: JoinClassic) -> None:
             "classic members for good: upgrade all brokers, then run `raftlog cluster features upgrade`"
         )
     member, owned = _said(change, command)
-    change.check_names(member.member_id, len(member.subscription.topics))
+    change.check_member(member)
     former = change.draft.instances.get(command.instance_id) if command.instance_id else None
     if command.member_id:
         if former is not None and former != command.member_id:

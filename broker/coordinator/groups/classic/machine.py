@@ -35,7 +35,7 @@ Invariants:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
@@ -53,6 +53,8 @@ from broker.coordinator.groups.classic.commands import (
     SyncClassic,
     Synced,
 )
+from broker.coordinator.groups.classic.consumer import count_named
+from broker.coordinator.groups.group import MEMBER_BYTES, NAME_BYTES, protocols_bytes
 from raftlog.errors import (
     GroupMaxSizeReached,
     IllegalGeneration,
@@ -70,8 +72,17 @@ NEW_MEMBER_TIMEOUT_MS: Final = 300_000
 """How long a member that joins for the first time may wait: its client may be gone, and sends no heartbeats yet."""
 MAX_BYTES: Final = 4 << 20
 """What the members of a group may say and get, all together: it is written as one batch."""
+PENDING_BYTES: Final = 350
+"""What a member id takes in memory that was given out, besides its timer."""
+TIMER_BYTES: Final = 250
+"""What a timer takes until it goes off. It does so at its time, which may be half an hour away, even if its member has
+left."""
 WHOLE_GROUP: Final = ""
 """Stands for the group where a timer names a member."""
+
+
+def no_bound(more_bytes: int) -> None:
+    """Of a group by itself, as in tests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +157,18 @@ class ClassicMember:
     @property
     def size(self) -> int:
         """How many bytes it says and has got."""
-        return sum(len(name) + len(said) for name, said in self.protocols) + len(self.assignment)
+        return protocols_bytes(self.protocols) + len(self.assignment)
+
+    @property
+    def taken_bytes(self) -> int:
+        """Return what it takes in memory, about, without its assignment."""
+        return said_bytes(self.protocols)
+
+
+def said_bytes(protocols: Protocols) -> int:
+    """Return what a member takes that offers these protocols: here, or in its record with one of them."""
+    names = max((count_named(said) for _, said in protocols), default=0)
+    return MEMBER_BYTES + NAME_BYTES * names + protocols_bytes(protocols)
 
 
 @dataclass(slots=True)
@@ -181,7 +203,12 @@ class ClassicGroup:
         """Members of this generation that have not asked for its assignment."""
         self.effects = Effects()
         self._size = 0
-        """Of all members. Like the next two it is kept, so that a join looks at no other member."""
+        """Of all members. Like the next ones it is kept, so that a join looks at no other member."""
+        self._taken_bytes = 0
+        self._timers = 0
+        """That have not gone off yet."""
+        self._given_bytes = 0
+        """Of the assignments that were given out last: their records are there until there are others."""
         self._offered: Counter[str] = Counter()
         """By how many members each protocol is offered."""
         self._joining = 0
@@ -212,6 +239,7 @@ class ClassicGroup:
         for member in members:
             group.members[member.member_id] = member
             group._count(member, 1)
+            group._given_bytes += len(member.assignment)
             if member.instance_id:
                 group.instances[member.instance_id] = member.member_id
             group._heard(member, now_ms)
@@ -232,6 +260,7 @@ class ClassicGroup:
     def take(self) -> Effects:
         """Return the effects of the operations since the last call."""
         effects, self.effects = self.effects, Effects()
+        self._timers += len(effects.timers)
         return effects
 
     def dissolve(self) -> None:
@@ -249,20 +278,27 @@ class ClassicGroup:
         return max((member.rebalance_timeout_ms for member in self.members.values()), default=0)
 
     @property
+    def taken_bytes(self) -> int:
+        """What the members take in memory, those that have only got an id included."""
+        of_members = self._taken_bytes + self._given_bytes + PENDING_BYTES * len(self.pending)
+        return of_members + TIMER_BYTES * self._timers
+
+    @property
     def is_idle(self) -> bool:
         """Whether there is no member and none about to join."""
         return not self.members and not self.pending
 
     # Operations
 
-    def join(self, command: JoinClassic, now_ms: float) -> None:
+    def join(self, command: JoinClassic, now_ms: float, check_bytes: Callable[[int], None] = no_bound) -> None:
         """Handle a member that joins, or joins again.
 
         Raises:
             InvalidSessionTimeout, InconsistentGroupProtocol, GroupMaxSizeReached: it may not, as it is.
+            PolicyViolation: `check_bytes` refuses what the members would take more.
             UnknownMemberId, FencedInstanceId: it is not, or no longer, the member that it says to be.
         """
-        self._check_join(command)
+        self._check_join(command, check_bytes)
         if command.member_id:
             self._join_known(command, now_ms)
         elif command.instance_id in self.instances:
@@ -276,11 +312,12 @@ class ClassicGroup:
             self._add(command, command.new_member_id, now_ms)
         self._check_invariants()
 
-    def sync(self, command: SyncClassic, now_ms: float) -> None:
+    def sync(self, command: SyncClassic, now_ms: float, check_bytes: Callable[[int], None] = no_bound) -> None:
         """Handle a member that asks for its assignment; the leader brings those of all members.
 
         Raises:
             UnknownMemberId, FencedInstanceId, IllegalGeneration, InconsistentGroupProtocol, RebalanceInProgress
+            PolicyViolation: `check_bytes` refuses what the members would take more.
         """
         member = self._member(command.member_id, command.instance_id)
         self._check_generation(command.generation)
@@ -296,7 +333,9 @@ class ClassicGroup:
             raise rebalancing(self.group_id)
         if self.state is State.COMPLETING_REBALANCE:
             if member.member_id == self.leader:
-                self._check_size(sum(map(len, command.assignments.values())))
+                given_bytes = sum(map(len, command.assignments.values()))
+                self._check_size(given_bytes)
+                check_bytes(given_bytes - self._given_bytes)
             self._give_up_sync(member, rebalancing(self.group_id))  # sent again over another connection
             member.syncing = command.to
             self.unsynced.discard(member.member_id)
@@ -345,6 +384,7 @@ class ClassicGroup:
 
     def on_deadline(self, member_id: str, now_ms: float) -> None:
         """Handle a timer that has gone off; the deadline may have moved meanwhile."""
+        self._timers = max(0, self._timers - 1)  # it may be one of a former group of that id
         if member_id == WHOLE_GROUP:
             self._on_due(now_ms)
         elif member_id in self.pending:
@@ -380,7 +420,7 @@ class ClassicGroup:
 
     # Joining
 
-    def _check_join(self, command: JoinClassic) -> None:
+    def _check_join(self, command: JoinClassic, check_bytes: Callable[[int], None]) -> None:
         check_session_timeout(self.config, command.session_timeout_ms)
         if not command.protocol_type or not command.protocols:
             raise InconsistentGroupProtocol("a member names its protocol type, and at least one protocol")
@@ -399,7 +439,11 @@ class ClassicGroup:
         self._check_room(command)
         known = self.members.get(command.member_id or self.instances.get(command.instance_id, ""))
         before = 0 if known is None else known.size - len(known.assignment)
-        self._check_size(sum(len(name) + len(said) for name, said in command.protocols) - before)
+        self._check_size(protocols_bytes(command.protocols) - before)
+        more_bytes = said_bytes(command.protocols) - (0 if known is None else known.taken_bytes)
+        if known is None and not command.member_id and command.requires_id and not command.instance_id:
+            more_bytes = PENDING_BYTES + TIMER_BYTES
+        check_bytes(more_bytes)
 
     def _check_room(self, command: JoinClassic) -> None:
         most = self.config.max_size
@@ -428,6 +472,7 @@ class ClassicGroup:
     def _count(self, member: ClassicMember, by: int) -> None:
         """Count what a member says and whether it waits; `by` -1: it is about to change, or is gone."""
         self._size += by * member.size
+        self._taken_bytes += by * member.taken_bytes
         self._joining += by * (member.joining is not None)
         for name, _ in member.protocols:
             self._offered[name] += by
@@ -596,6 +641,7 @@ class ClassicGroup:
         self.unsynced.clear()
         if leader is None:
             self.state = State.EMPTY
+            self._given_bytes = 0
             self.assigned_generation = self.generation
             self.protocol = self.leader = ""
             self.effects.store = Store.ALL
@@ -628,9 +674,11 @@ class ClassicGroup:
         self.state = State.STABLE
         self.assigned_generation = self.generation
         self.effects.store = Store.ALL
+        self._given_bytes = 0
         for member in self.members.values():
             member.assignment = assignments.get(member.member_id, b"")
             self._size += len(member.assignment)
+            self._given_bytes += len(member.assignment)
             if member.syncing is not None:
                 self._reply(member.syncing, Synced(self.protocol_type, self.protocol, member.assignment))
                 member.syncing = None
@@ -717,6 +765,7 @@ class ClassicGroup:
         self._checked = self.state
         assert self.unsynced <= self.members.keys(), "only members sync"
         assert self._size == sum(member.size for member in self.members.values()), "kept as it is"
+        assert self._taken_bytes == sum(member.taken_bytes for member in self.members.values()), "kept as it is"
         assert self._joining == sum(member.joining is not None for member in self.members.values()), "kept as it is"
         assert self._offered == Counter(name for member in self.members.values() for name, _ in member.protocols)
         for member in self.members.values():

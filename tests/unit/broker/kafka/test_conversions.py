@@ -23,6 +23,7 @@ from broker.kafka.record_batches import LOOP_COST
 from broker.log.partition_log import ReadResult
 from broker.observability.counters import Counters
 from broker.quotas.heavy_work import THREADS, TOTAL_COST, HeavyWork
+from broker.quotas.new_producers import NewProducers
 from broker.security.caller import Caller
 from raftlog.format import Codec, Columns, InflateLimits, encode_batch, parse_header, validate_produced
 from raftmeta.image import MetadataImage
@@ -70,7 +71,11 @@ class Appended:
             leader_epoch=1,
             log=SimpleNamespace(log_start_offset=0),
         )
-        replica_manager: Any = SimpleNamespace(counters=Counters(), find=lambda topic_id, index: partition)
+        replica_manager: Any = SimpleNamespace(
+            counters=Counters(),
+            new_producers=NewProducers(lambda: 0.0),
+            find=lambda topic_id, index: partition,
+        )
         image: Any = SimpleNamespace(topic=lambda name: SimpleNamespace(name=name, topic_id=bytes(16)))
         self.produce = Produce(replica_manager, lambda: image, self.work, 1_000)
 

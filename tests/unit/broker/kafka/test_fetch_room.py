@@ -68,7 +68,7 @@ class OnePartition:
             wake()
 
     async def _read_one(
-        self, wanted: _Part, topic: Any, isolation: Any, rack: str, room: int, *, whole: bool
+        self, wanted: _Part, topic: Any, isolation: Any, rack: str, room: int, who: Any, *, whole: bool
     ) -> tuple[Any, ReadResult, bool]:
         size = min(room, self.available // self.partitions) // BATCH * BATCH
         if not size and whole:

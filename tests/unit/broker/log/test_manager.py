@@ -16,8 +16,11 @@ from broker.log.flush import GroupCommit
 from broker.log.log_dir import CLEAN_SHUTDOWN, LogDirLocked, store_marks
 from broker.log.manager import LogManager
 from broker.log.partition_log import PartitionLog
+from broker.log.producer_state import LIVE_MS
 from broker.log.storage import OsStorage, replace_file
 from raftlog.errors import CorruptRecordError, InvalidConfig, StorageError, StorageFull, UnsupportedVersion
+from raftlog.format import parse_batch
+from tests.support.batches import batch_of
 from tests.support.log_driver import LOG_DIR, TOPIC_ID, FakeClock, LogDriver, append, append_and_flush, open_manager
 from tests.support.memory_storage import Fault, MemoryStorage
 
@@ -1191,3 +1194,24 @@ def test_what_the_operating_system_refused_does_not_mark_a_directory_offline() -
     assert manager.offline_dirs == {}
     manager.mark_dir_offline(LOG_DIR, OSError(errno.EIO, "bad sector"))
     assert list(manager.offline_dirs) == [LOG_DIR]
+
+
+def test_logs_with_the_most_producers_forget_idle_ones_once_all_together_have_too_many(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Each partition had 100,000 for a day: a topic of 500 partitions took 30 GB."""
+    caplog.set_level("INFO")
+    manager = open_manager(MemoryStorage())
+    manager.most_producers = 100
+    logs = [manager.create("t", TOPIC_ID, partition) for partition in range(3)]
+    batch = parse_batch(batch_of(b"", producer_id=0, producer_epoch=0, base_sequence=0))
+    for log, count in zip(logs, (10, 200, 300), strict=True):
+        for producer_id in range(count):
+            log.producers.note(batch._replace(producer_id=producer_id), 1_000)
+    manager.run_housekeeping_once(1_000 + LIVE_MS)
+    assert [len(log.producers) for log in logs] == [10, 200, 300], "all of them are live"
+    manager.run_housekeeping_once(1_001 + LIVE_MS)
+    assert [len(log.producers) for log in logs] == [10, 45, 45]
+    (line,) = [record for record in caplog.records if getattr(record, "event", "") == "producers_forgotten"]
+    assert (line.count, line.of) == (410, 510)  # type: ignore[attr-defined] # fields of the event
+    manager.close()

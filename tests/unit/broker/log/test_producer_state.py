@@ -19,6 +19,7 @@ from broker.log.config import LogConfig
 from broker.log.flush import GroupCommit
 from broker.log.log_dir import encode_lines
 from broker.log.producer_state import (
+    FENCE_MS,
     LIVE_MS,
     MAX_SEQUENCE,
     REMEMBERED_BATCHES,
@@ -32,6 +33,7 @@ from broker.log.producer_state import (
     Snapshot,
     decode_snapshot,
     encode_producers,
+    most_of_each,
     sequence_after,
     snapshot_name,
     snapshot_offsets,
@@ -1106,3 +1108,43 @@ def test_who_was_forgotten_is_not_taken_for_new(script: list[tuple[str, int]]) -
         history.send(number)
     assert history.appended == 7
     play(history, [step for step in script if step[0] != "send"])
+
+
+@given(st.lists(st.integers(0, 100), max_size=20), st.integers(0, 500))
+def test_what_each_may_have_is_as_much_as_all_together_may(counts: list[int], most: int) -> None:
+    each = most_of_each(counts, most)
+    total = sum(min(count, each) for count in counts)
+    assert total <= most
+    if sum(counts) > most:
+        assert total + sum(count > each for count in counts) > most, "one more for each would be too many"
+    else:
+        assert total == sum(counts)
+
+
+def test_idle_producers_are_forgotten_down_to_a_number_the_longest_idle_first() -> None:
+    found = ProducerStates()
+    for number in range(10):
+        found.note(header(0, producer_id=number, offset=number), NOW + number)
+    later = NOW + LIVE_MS
+    assert found.forget_idle(4, later, 100) == 0, "any of them may send its last batch again"
+    assert found.forget_idle(4, later + 5, 3) == 3
+    assert found.forget_idle(4, later + 5, 100) == 2, "the others are live"
+    assert found.forget_idle(4, later + 100, 100) == 1
+    assert [producer_id for producer_id, _ in found.items()] == [6, 7, 8, 9]
+
+
+def test_what_a_marker_alone_has_left_is_forgotten_soon_and_a_sequence_before_it_is_not() -> None:
+    found = ProducerStates()
+    found.note_markers([PlacedMarker(0, Marker(1, 5, True, 0))], NOW)
+    found.note(in_transaction(0, 10, epoch=3), NOW)
+    ended(found, 4, 10)
+    assert found.forget_idle(0, NOW + FENCE_MS, 100) == 0
+    assert found.forget_idle(0, NOW + FENCE_MS + 1, 100) == 1
+    assert found.get(7) is not None
+    assert found.forget_idle(0, NOW + LIVE_MS + 1, 100) == 1
+
+
+def test_a_producer_with_an_open_transaction_is_never_forgotten() -> None:
+    found = ProducerStates()
+    found.note(in_transaction(0), NOW)
+    assert found.forget_idle(0, NOW + 10 * LIVE_MS, 100) == 0

@@ -20,6 +20,7 @@ from broker.observability.partition_traces import MAX_RANGES, PartitionTraces
 from broker.observability.tracing import EXPORT_TIMEOUT_S, NodeTracing
 from broker.partition.fetch_session import FetchSession
 from broker.partition.produce_session import TURN_BYTES, ProduceSession
+from broker.quotas.disk_reads import DiskReads
 from broker.quotas.heavy_work import HeavyWork
 from broker.turns import SharedTurns
 from raftlog._core.traceparent import MAX_TRACES, Traceparent
@@ -190,7 +191,7 @@ async def test_who_reads_what_is_traced(tmp_path: Path, leaves: bool) -> None:
             await settle()
         traced.exporter.clear()
         fetching, writer = Requests[log_pb2.FetchRequest](), FetchWriter()
-        session = FetchSession(parts.registry, parts.disk, max_frame_bytes=1, max_subscriptions=10)
+        session = FetchSession(parts.registry, DiskReads(parts.disk), max_frame_bytes=1, max_subscriptions=10)
         running = asyncio.create_task(session.run(fetching.__aiter__(), writer))
         fetching.send(log_pb2.FetchRequest(open=log_pb2.OpenFetchSession(credit_bytes=1 << 20)))
         part = log_pb2.FetchPartition(subscription_id=1, topic_id=TOPIC_ID, offset=int(leaves), leader_epoch=3)

@@ -15,6 +15,7 @@ from broker.config.config import BrokerConfig
 from broker.net.services.log import EARLIEST, LATEST, MAX_TIMESTAMP, LogService
 from broker.partition.fetch_session import FetchSession
 from broker.partition.partition import Partition
+from broker.quotas.disk_reads import DiskReads
 from broker.quotas.heavy_work import HeavyWork
 from raftlog._core.positions import Rows, wanted_rows
 from raftlog.errors import InvalidRequestError, RaftlogError, UnknownTopicId
@@ -49,7 +50,7 @@ async def session(
 ) -> AsyncIterator[tuple[Requests[log_pb2.FetchRequest], FetchWriter]]:
     requests, writer = Requests[log_pb2.FetchRequest](), FetchWriter()
     running = asyncio.create_task(
-        FetchSession(parts.registry, parts.disk, max_frame_bytes=max_frame_bytes, max_subscriptions=10).run(
+        FetchSession(parts.registry, DiskReads(parts.disk), max_frame_bytes=max_frame_bytes, max_subscriptions=10).run(
             requests.__aiter__(), writer
         )
     )
@@ -356,7 +357,7 @@ async def stream_of(
 ) -> AsyncIterator[tuple[Requests[log_pb2.FetchRequest], FetchWriter]]:
     requests, writer = Requests[log_pb2.FetchRequest](), FetchWriter()
     running = asyncio.create_task(
-        FetchSession(parts.registry, parts.disk, max_frame_bytes=max_frame_bytes, max_subscriptions=10).run(
+        FetchSession(parts.registry, DiskReads(parts.disk), max_frame_bytes=max_frame_bytes, max_subscriptions=10).run(
             requests.__aiter__(), writer
         )
     )
@@ -572,7 +573,7 @@ async def test_offsets_are_looked_up_below_what_the_reader_may_get(
         service = LogService(
             parts.registry,
             BrokerConfig.from_values({"node.id": 1, "log.dirs": "/data"}),
-            parts.disk,
+            DiskReads(parts.disk),
             HeavyWork(parts.disk),
         )
 
@@ -609,7 +610,7 @@ async def reading(
     parts: Parts, *, rack: str = "", offset: int = 0, from_follower: bool = False, last_fetched_epoch: int | None = -1
 ) -> AsyncIterator[FetchWriter]:
     requests, writer = Requests[log_pb2.FetchRequest](), FetchWriter()
-    session = FetchSession(parts.registry, parts.disk, max_frame_bytes=1 << 20, max_subscriptions=10)
+    session = FetchSession(parts.registry, DiskReads(parts.disk), max_frame_bytes=1 << 20, max_subscriptions=10)
     running = asyncio.create_task(session.run(requests.__aiter__(), writer))
     requests.send(log_pb2.FetchRequest(open=log_pb2.OpenFetchSession(credit_bytes=1 << 20, rack=rack)))
     part = log_pb2.FetchPartition(
@@ -752,7 +753,7 @@ async def test_look_ups_wait_until_a_new_leader_knows_what_is_committed(tmp_path
     parts.image = image(1)
     config = BrokerConfig.from_values({"node.id": 1, "log.dirs": str(tmp_path / "unused")})
     async with parts:
-        service = LogService(parts.registry, config, parts.disk, HeavyWork(parts.disk))
+        service = LogService(parts.registry, config, DiskReads(parts.disk), HeavyWork(parts.disk))
         filled(parts)
         await settle()
         await parts.apply(image(2, epoch=4))

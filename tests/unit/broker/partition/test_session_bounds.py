@@ -13,6 +13,7 @@ from broker.config.config import BrokerConfig
 from broker.net.services.log import LogService
 from broker.partition import fetch_session
 from broker.partition.fetch_session import MAX_PARTS, FetchSession
+from broker.quotas.disk_reads import DiskReads
 from broker.quotas.heavy_work import HeavyWork
 from broker.security.caller import caller
 from raftlog.errors import InvalidRequestError
@@ -52,7 +53,7 @@ def test_look_ups_are_bounded_and_leave_others_their_turns(tmp_path: Path) -> No
 
     async def main() -> None:
         async with Parts(tmp_path) as parts:
-            service = LogService(parts.registry, config, parts.disk, HeavyWork(parts.disk))
+            service = LogService(parts.registry, config, DiskReads(parts.disk), HeavyWork(parts.disk))
             authorizer = FakeAuthorizer()
             caller.set(authorizer.caller())
             for name, request in look_ups(MAX_PARTS + 1).items():
@@ -82,7 +83,11 @@ def test_subscriptions_are_bounded_and_leave_others_their_turns(
         async with Parts(tmp_path) as parts:
             authorizer = FakeAuthorizer()
             session = FetchSession(
-                parts.registry, parts.disk, max_frame_bytes=1 << 20, max_subscriptions=10, who=authorizer.caller()
+                parts.registry,
+                DiskReads(parts.disk),
+                max_frame_bytes=1 << 20,
+                max_subscriptions=10,
+                who=authorizer.caller(),
             )
             requests, writer = Requests[log_pb2.FetchRequest](), FetchWriter()
             running = asyncio.ensure_future(session.run(aiter(requests), writer))
@@ -117,7 +122,7 @@ def test_a_message_has_few_frames_however_many_partitions_have_news(
 
     async def main() -> None:
         async with Parts(tmp_path, partitions=40) as parts:
-            session = FetchSession(parts.registry, parts.disk, max_frame_bytes=1 << 20, max_subscriptions=40)
+            session = FetchSession(parts.registry, DiskReads(parts.disk), max_frame_bytes=1 << 20, max_subscriptions=40)
             requests, writer = Requests[log_pb2.FetchRequest](), FetchWriter()
             running = asyncio.ensure_future(session.run(aiter(requests), writer))
             requests.send(log_pb2.FetchRequest(open=log_pb2.OpenFetchSession(credit_bytes=0)))
@@ -141,7 +146,9 @@ def test_a_client_that_leaves_refusals_unread_is_not_read_either(
 
     async def main() -> None:
         async with Parts(tmp_path) as parts:
-            session = FetchSession(parts.registry, parts.disk, max_frame_bytes=1 << 20, max_subscriptions=1_000)
+            session = FetchSession(
+                parts.registry, DiskReads(parts.disk), max_frame_bytes=1 << 20, max_subscriptions=1_000
+            )
             requests, writer = Requests[log_pb2.FetchRequest](), FetchWriter()
             writer.stalled = True
             running = asyncio.ensure_future(session.run(aiter(requests), writer))

@@ -17,6 +17,7 @@ from broker.net.services.log import LogService
 from broker.partition import fetch_session, produce_session
 from broker.partition.fetch_session import FetchSession
 from broker.partition.produce_session import TURN_BYTES, ProduceSession
+from broker.quotas.disk_reads import DiskReads
 from broker.quotas.heavy_work import HeavyWork
 from broker.security.caller import caller
 from broker.turns import SharedTurns
@@ -105,9 +106,9 @@ async def streams(path: Path, *allowed: Permission) -> AsyncIterator[Streams]:
                 ).run(aiter(made.produce), made.answers)
             ),
             asyncio.ensure_future(
-                FetchSession(parts.registry, parts.disk, max_frame_bytes=1 << 20, max_subscriptions=10, who=who).run(
-                    aiter(made.fetch), made.frames
-                )
+                FetchSession(
+                    parts.registry, DiskReads(parts.disk), max_frame_bytes=1 << 20, max_subscriptions=10, who=who
+                ).run(aiter(made.fetch), made.frames)
             ),
         ]
         made.fetch.send(log_pb2.FetchRequest(open=log_pb2.OpenFetchSession(credit_bytes=1 << 30)))
@@ -335,7 +336,7 @@ def test_look_ups_answer_for_each_partition(tmp_path: Path) -> None:
 
     async def main() -> None:
         async with Parts(tmp_path) as parts:
-            service = LogService(parts.registry, config, parts.disk, HeavyWork(parts.disk))
+            service = LogService(parts.registry, config, DiskReads(parts.disk), HeavyWork(parts.disk))
             assert await codes(service) == [[0, unknown]] * 3
             caller.set(FakeAuthorizer().caller())
             assert await codes(service) == [[refused, unknown]] * 3
@@ -364,7 +365,7 @@ def test_a_stream_was_used_once_a_partition_was_read_or_a_batch_came(
     async def served(parts: Parts, method: str, *messages: Any) -> bool:
         used.clear()
         requests = Requests[Any]()
-        service = LogService(parts.registry, config, parts.disk, HeavyWork(parts.disk))
+        service = LogService(parts.registry, config, DiskReads(parts.disk), HeavyWork(parts.disk))
         serving = asyncio.ensure_future(getattr(service, method)(aiter(requests), cast(Any, Call())))
         for message in messages:
             requests.send(message)

@@ -18,6 +18,7 @@ from broker.partition.fetch_session import FetchSession
 from broker.partition.partition import Partition
 from broker.partition.produce_session import TURN_BYTES, ProduceSession
 from broker.quotas import client_quotas, manager
+from broker.quotas.disk_reads import DiskReads
 from broker.quotas.heavy_work import HeavyWork
 from broker.quotas.manager import LOOK_AGAIN_MS, QuotaManager, charge_here
 from broker.security.caller import Caller
@@ -56,7 +57,7 @@ class Client:
             quotas=quotas,
         )
         fetch = FetchSession(
-            parts.registry, parts.disk, max_frame_bytes=1, max_subscriptions=10, who=who, quotas=quotas
+            parts.registry, DiskReads(parts.disk), max_frame_bytes=1, max_subscriptions=10, who=who, quotas=quotas
         )
         self.running = [
             asyncio.ensure_future(produce.run(aiter(self.produce), self.answers)),

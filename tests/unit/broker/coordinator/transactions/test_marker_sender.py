@@ -13,7 +13,9 @@ import pytest
 from broker.coordinator.shard import State
 from broker.coordinator.transactions.commands import MarkersWritten, PendingMarkers
 from broker.coordinator.transactions.marker_sender import (
+    BATCH_MS,
     HOLDS_S,
+    MARKER_MS,
     MARKERS_OF_A_TARGET,
     MAX_IN_BATCH,
     MOST_TARGETS,
@@ -103,15 +105,21 @@ class Surroundings:
         self.local = Written()
         self.links = Links()
         self.coordinator = Coordinator()
+        self.charged: dict[str, float] = {}
+        """By user, in ms."""
         self.sender = MarkerSender(
             ME,
             lambda: cast(Any, self),
             cast(LocalMarkers, self.local),
             self.links,
             self._group_broker,
+            charge=self._charge,
             rng=random.Random(1),
         )
         self.topics: dict[bytes, Any] = {TOPIC: SimpleNamespace(name="t")}
+
+    def _charge(self, user: str, ms: float) -> None:
+        self.charged[user] = self.charged.get(user, 0.0) + ms
 
     def _group_broker(self, group_id: str) -> int:
         if group_id not in self.group_leaders:
@@ -471,5 +479,44 @@ def test_markers_of_many_transactions_come_to_a_partition_in_several_batches_and
         await turns(2000)
         assert len(around.coordinator.told) == 3 * MAX_IN_BATCH
         assert sum(len(markers) for _, markers, _ in around.local.calls) == 3 * MAX_IN_BATCH * len(many), "each once"
+
+    scenario(story)
+
+
+def test_markers_that_are_written_count_for_their_user() -> None:
+    """One small request ends a transaction of many partitions: only the request counted for request_percentage."""
+
+    async def story(around: Surroundings) -> None:
+        around.local.answers_at_once = around.links.answers_at_once = False
+        around.send(pending(P0, P1, "g", "h", user="User:alice"))
+        await turns()
+        assert not around.charged, "nothing is written yet"
+        for _, _, answer in (*around.local.calls, *around.links.calls):
+            answer([None])
+        assert around.charged == {"User:alice": pytest.approx(4 * (BATCH_MS + MARKER_MS))}
+
+    scenario(story)
+
+
+def test_users_whose_markers_share_a_batch_share_what_it_counts() -> None:
+    async def story(around: Surroundings) -> None:
+        for number, user in enumerate(["User:alice", "User:alice", "User:bob", ""]):
+            around.send(pending(P0, producer_id=number, user=user))
+        await turns()
+        of_one = MARKER_MS + BATCH_MS / 4
+        assert around.charged == {"User:alice": pytest.approx(2 * of_one), "User:bob": pytest.approx(of_one)}
+
+    scenario(story)
+
+
+def test_attempts_that_fail_count_for_no_user() -> None:
+    async def story(around: Surroundings) -> None:
+        around.local.refuse_with = [NotEnoughReplicas("one is missing"), NotLeader("moved")]
+        around.send(pending(P0, user="User:alice"))
+        await turns()
+        assert not around.charged
+        await until(lambda: len(around.local.calls) == 3)
+        await turns()
+        assert around.charged == {"User:alice": pytest.approx(BATCH_MS + MARKER_MS)}
 
     scenario(story)

@@ -16,10 +16,13 @@ from broker.net.services import metadata
 from broker.net.services.admin import LogIdentity
 from broker.net.services.metadata import MAX_NAMED
 from broker.net.services.node import LogView, describe_broker, describe_topic, describe_topics
+from broker.security.caller import Caller, caller
+from raftlog._core.security.acls import CLUSTER_NAME
 from raftlog.errors import NotController, NotLeader
 from raftlog.v1 import admin_pb2, common_pb2
 from raftlog.v1.admin_pb2 import ConfigEntry
 from raftlog.v1.records_pb2 import ConfigResource, MetadataCommand, QuotaEntity, QuotaRecord, ReplicaAssignment
+from raftlog.v1.security_pb2 import Acl
 from raftmeta.decide import CommandResult
 from raftmeta.features import METADATA_VERSION, QUOTAS_LEVEL, SUPPORTED
 from raftmeta.image import MetadataImage
@@ -27,7 +30,8 @@ from raftmeta.topic_configs import DYNAMIC_BROKER_CONFIGS, TOPIC_CONFIGS
 from replication.leader import ReplicaView
 from tests.support import memory_metadata
 from tests.support.admin_service import BROKER, TOPIC, Cluster, Description, FakeLog, FakeLogs, run
-from tests.support.metadata import claim, create_topic, image_after, register, update_feature
+from tests.support.fake_authorizer import FakeAuthorizer, Permission
+from tests.support.metadata import claim, create_topic, delete_topic, image_after, register, update_feature
 from tests.support.turns import counted_turns
 
 # Topics
@@ -118,6 +122,96 @@ def test_partitions_are_added_within_the_limits() -> None:
         assert cluster.waited_for[-1] == cluster.image.offset
 
     run(work, {"max.partitions.per.topic": 10, "max.partitions.per.broker": 6})
+
+
+class Tenant:
+    """Calls the service in place of the interceptor that says who calls. Alter on the cluster: an administrator."""
+
+    def __init__(self, cluster: Cluster, principal: str, *permissions: Permission) -> None:
+        assert cluster.service is not None
+        self._service = cluster.service
+        self._who = Caller(principal, authorizer=FakeAuthorizer(*permissions))
+
+    async def create(self, name: str, partitions: int) -> common_pb2.Error:
+        request = admin_pb2.CreateTopicRequest(name=name, partitions=partitions, replication_factor=1)
+        caller.set(self._who)
+        return (await self._service.CreateTopic(request, Silent())).error  # type: ignore[arg-type] # all that it asks
+
+    async def grow(self, name: str, partitions: int) -> common_pb2.Error:
+        request = admin_pb2.CreatePartitionsRequest(topic=name, partitions=partitions)
+        caller.set(self._who)
+        return (await self._service.CreatePartitions(request, Silent())).error  # type: ignore[arg-type] # as above
+
+
+class Silent:
+    """A call without a deadline."""
+
+    def time_remaining(self) -> float | None:
+        return None
+
+    def peer(self) -> str:
+        return "ipv4:10.0.0.7:4321"
+
+
+async def upgraded(cluster: Cluster) -> None:
+    newest = SUPPORTED[METADATA_VERSION].max_level
+    await cluster.metadata.propose(register(1, incarnation=1, features={METADATA_VERSION: (1, newest)}))
+    await cluster.metadata.add_broker()
+    await cluster.metadata.propose(update_feature(METADATA_VERSION, newest))
+
+
+def test_topics_of_a_user_have_so_many_partitions() -> None:
+    """A user with Create on a prefix could use up the partitions of the cluster."""
+
+    async def work(cluster: Cluster) -> None:
+        await upgraded(cluster)
+        alice, bob = Tenant(cluster, "User:alice"), Tenant(cluster, "User:bob")
+        assert (await alice.create("a", 6)).code == common_pb2.NONE
+        error = await alice.create("b", 5)
+        assert error.code == common_pb2.POLICY_VIOLATION
+        assert "would bring User:alice from 6 to 11 partitions" in error.message
+        assert "max.partitions.per.user=10" in error.message
+        assert (await alice.create("b", 3)).code == common_pb2.NONE
+        assert (await alice.grow("b", 5)).code == common_pb2.POLICY_VIOLATION
+        assert (await bob.grow("b", 5)).code == common_pb2.POLICY_VIOLATION, "it is alice's topic"
+        assert (await alice.grow("b", 4)).code == common_pb2.NONE
+        assert (await bob.create("c", 10)).code == common_pb2.NONE
+        admin = Tenant(cluster, "User:admin", (Acl.ALTER, Acl.CLUSTER, CLUSTER_NAME))
+        assert (await admin.create("d", 50)).code == common_pb2.NONE
+        assert (await admin.grow("b", 7)).code == common_pb2.NONE
+        assert (await Tenant(cluster, "User:ANONYMOUS").create("e", 50)).code == common_pb2.NONE
+        await cluster.metadata.propose(delete_topic("a"))
+        assert (await alice.create("f", 3)).code == common_pb2.NONE
+        users = {topic.name: topic.user for topic in cluster.image.topics.values()}
+        assert users == {"b": "User:alice", "c": "User:bob", "d": "User:admin", "e": "", "f": "User:alice"}
+
+    run(work, {"max.partitions.per.user": 10})
+
+
+def test_calls_at_the_same_time_do_not_each_get_what_is_left() -> None:
+    async def work(cluster: Cluster) -> None:
+        await upgraded(cluster)
+        alice = Tenant(cluster, "User:alice")
+        errors = await asyncio.gather(*(alice.create(f"t{number}", 3) for number in range(20)))
+        assert sum(error.code == common_pb2.NONE for error in errors) == 3
+        assert sum(len(topic.partitions) for topic in cluster.image.topics.values()) == 9
+        await asyncio.gather(*(cluster.create(f"u{number}", partitions=10) for number in range(20)))
+        assert sum(len(topic.partitions) for topic in cluster.image.topics.values()) == 29, "of 30 for the broker"
+        cluster.metadata.refuse_with = [NotController("moved")]
+        await alice.create("v", 1)
+        assert (await alice.create("v", 1)).code == common_pb2.NONE, "what was refused takes nothing"
+
+    run(work, {"max.partitions.per.user": 10, "max.partitions.per.broker": 30})
+
+
+def test_topics_count_from_the_metadata_version_on_that_keeps_their_users() -> None:
+    async def work(cluster: Cluster) -> None:
+        alice = Tenant(cluster, "User:alice")
+        assert (await alice.create("a", 9)).code == common_pb2.NONE
+        assert (await alice.create("b", 9)).code == common_pb2.NONE
+        assert {topic.user for topic in cluster.image.topics.values()} == {""}
+
+    run(work, {"max.partitions.per.user": 10})
 
 
 def test_there_are_no_more_partitions_than_descriptors_for_them() -> None:
