@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 
 from broker.quotas.room import Room
 
-PLACES: Final = 6
+PLACES: Final = 8
 READ_THREADS: Final = PLACES + 2
 
 T = TypeVar("T")
