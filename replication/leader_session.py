@@ -204,8 +204,8 @@ class PushQueue:
     def note_change(self, subscription: Subscription) -> None:
         """Note that a partition changed; partitions call this amid their own changes.
 
-        Most changes are a high watermark that has moved. It rides with the next records, so it wakes nothing yet. Nor do
-        records that gather.
+        Most changes are a high watermark that has moved. It rides with the next records, so it wakes nothing yet.
+        Nor do records that gather.
         """
         if subscription.ended:
             return
@@ -213,9 +213,7 @@ class PushQueue:
             subscription.changed = True
             self._changed.append(subscription)
         has_records = subscription.position < subscription.partition.log_end_offset
-        if has_records and not self._live_pace.gathers:
-            self._wake()
-        elif not self._is_served(subscription):
+        if (has_records and not self._live_pace.gathers) or not self._is_served(subscription):
             self._wake()
         elif has_records:
             if not (self._is_live(subscription) and self._gather(self._now_ms)):

@@ -9,9 +9,9 @@ pauses after each piece for a multiple of the time that the piece took: a loaded
 A pause costs speed, and a replica must not fall behind for ever. While the leader's log grows more than half as fast as
 the copy, the pauses become shorter, down to none.
 
-A message costs both ends far more than a small record in it does. So live records gather while some of small messages
-have not been acknowledged (Nagle's idea, RFC 896; Kafka's followers have one fetch at a time under way). Producers that each
-wait for their own record then share messages, however many connections they have.
+A message costs both ends far more than a small record in it does. So live records gather while earlier ones, in small
+messages, have not been acknowledged (Nagle's idea, RFC 896; Kafka's followers have one fetch at a time under way).
+Producers that each wait for their own record then share messages, however many connections they have.
 """
 
 from __future__ import annotations

@@ -38,8 +38,8 @@ from __future__ import annotations
 
 import errno
 import logging
-import re
 import math
+import re
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
