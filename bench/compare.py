@@ -465,17 +465,23 @@ class System:
 
 @contextlib.contextmanager
 def _raftlog() -> Iterator[list[System]]:
-    with Cluster(nodes=NODES) as cluster:
-        with Admin(cluster.bootstrap) as admin:
-            for prefix in PREFIXES:
-                admin.create_topic(prefix + TOPIC, PARTITIONS, NODES, configs=UNSAFE)
-                admin.create_topic(prefix + SYNCED, PARTITIONS, NODES)
+    with Cluster(nodes=NODES, kafka=True) as cluster:
         servers = {f"node {number}": cluster.pid(number) for number in cluster.broker_ids}
-        name = f"raftlog {version('raftlog')}"
-        yield [
-            System(name, "raftlog", "fsync on all three nodes", cluster.bootstrap, SYNCED, servers),
-            System(name, "raftlog", "page cache of all three nodes", cluster.bootstrap, TOPIC, servers),
-        ]
+        own = f"raftlog {version('raftlog')}"
+        systems = []
+        for name, kind, address in (
+            (own, "raftlog", cluster.bootstrap),
+            (f"{own} with Kafka's client", "kafka", cluster.kafka_bootstrap),
+        ):
+            for durability, topic, configs in (
+                ("fsync on all three nodes", f"{kind}-{SYNCED}", {}),
+                ("page cache of all three nodes", f"{kind}-{TOPIC}", UNSAFE),
+            ):
+                with Admin(cluster.bootstrap) as admin:
+                    for prefix in PREFIXES:
+                        admin.create_topic(prefix + topic, PARTITIONS, NODES, configs=configs)
+                systems.append(System(name, kind, durability, address, topic, servers))
+        yield systems
 
 
 def _free_ports(count: int) -> list[int]:
@@ -641,7 +647,10 @@ def run(report: Report) -> None:
                         results[workload.name][system.label].append(got)
                     progress = f"round {number}: {workload.title}, {system.label}: {got.per_s:,.0f}/s"
                     print(progress, file=sys.stderr, flush=True)
-        memory = {system.label: _memory(system) for system in systems}
+        memory = {}
+        for number, system in enumerate(systems):
+            if all(system.servers is not other.servers for other in systems[:number]):
+                memory[system.label] = _memory(system)
     for workload in WORKLOADS:
         for label, runs in results[workload.name].items():
             report.add("compare", f"{workload.title}: {label}", f"{median(run.per_s for run in runs):,.0f}/s")
@@ -663,12 +672,9 @@ def _memory(system: System) -> list[int]:
 
 def _memory_table(memory: Mapping[str, list[int]]) -> str:
     lines = ["", "### Memory of a node, at the end of the run", "", "| system | resident MiB, each node |", "|---|---|"]
-    told: set[str] = set()
     for label, nodes in memory.items():
         name = label if label.startswith("NATS") else label.partition(",")[0]  # of NATS there are two clusters
-        if name not in told:
-            lines.append(f"| {name} | {', '.join(str(each >> 20) for each in sorted(nodes))} |")
-            told.add(name)
+        lines.append(f"| {name} | {', '.join(str(each >> 20) for each in sorted(nodes))} |")
     return "\n".join([*lines, "", ""])
 
 
@@ -744,13 +750,14 @@ def _draw(results: Mapping[str, Mapping[str, list[Measured]]], into: Path) -> No
     pyplot: Any = importlib.import_module("matplotlib.pyplot")
 
     colours = {"raftlog": "#1f6feb", "Kafka": "#8b949e", "NATS": "#3fb950"}
+    with_kafkas_client = "#79b8ff"
     kinds: tuple[tuple[str, str, Callable[[Measured], float]], ...] = (
         ("rates", "records/s", lambda run: run.per_s),
         ("cpu", "CPU us per record, all processes", lambda run: sum(run.cpu_us.values())),
     )
     into.mkdir(parents=True, exist_ok=True)
     for name, unit, of in kinds:
-        figure, axes = pyplot.subplots(-(-len(WORKLOADS) // 2), 2, figsize=(11, 11.2), layout="constrained")
+        figure, axes = pyplot.subplots(-(-len(WORKLOADS) // 2), 2, figsize=(11, 14), layout="constrained")
         for axis in axes.flat[len(WORKLOADS) :]:
             axis.remove()
         for workload, axis in zip(WORKLOADS, axes.flat, strict=False):
@@ -759,7 +766,7 @@ def _draw(results: Mapping[str, Mapping[str, list[Measured]]], into: Path) -> No
             middle = [median(each) for each in values]
             low = [mid - min(each) for mid, each in zip(middle, values, strict=True)]
             high = [max(each) - mid for mid, each in zip(middle, values, strict=True)]
-            colour = [colours[label.split()[0]] for label in labels]
+            colour = [with_kafkas_client if "client" in label else colours[label.split()[0]] for label in labels]
             axis.barh(labels, middle, xerr=[low, high], color=colour, error_kw={"elinewidth": 1, "ecolor": "#24292f"})
             axis.invert_yaxis()
             axis.set_title(workload.title, fontsize=10, loc="left")
