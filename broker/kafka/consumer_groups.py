@@ -197,6 +197,8 @@ class PolledMember:
         """The last one that the coordinator has sent."""
         self.told: group_pb2.GroupAssignment | None = None
         """The last one in a response."""
+        self.news: frozenset[tuple[bytes, int]] = frozenset()
+        """The partitions of those in responses that the coordinator does not know of yet."""
         self.failure: RaftlogError | None = None
         self.is_over = False
         self._forget = forget
@@ -224,15 +226,24 @@ class PolledMember:
         if self._answered is not None and not self._answered.done():
             self._answered.set_result(None)
 
+    def check_idle(self) -> None:
+        """Check that no command is under way.
+
+        Raises:
+            BrokerOverloaded: one is.
+        """
+        if self._answered is not None and not self._answered.done():
+            raise BrokerOverloaded("another heartbeat of this member is under way")
+
     async def ask(self, command: Any, wait_s: float, *, for_assignment: bool = False) -> None:
         """Submit a command, and wait for its answer.
 
         Raises:
             RaftlogError: the membership is over.
+            BrokerOverloaded: another command is under way.
             RequestTimedOut: there was no answer in time.
         """
-        if self._answered is not None and not self._answered.done():
-            raise BrokerOverloaded("another heartbeat of this member is under way")
+        self.check_idle()
         self._answered = asyncio.get_running_loop().create_future()
         self._waits_for_assignment = for_assignment
         self.shard.submit(command, self)
@@ -319,6 +330,7 @@ class ConsumerGroupApis:
                     {"topic_id": each.topic_id, "partitions": list(each.partitions)} for each in assignment.topics
                 ]
             }
+            member.news |= {(each.topic_id, number) for each in assignment.topics for number in each.partitions}
         member.told = assignment
         return response
 
@@ -342,7 +354,9 @@ class ConsumerGroupApis:
             if owned is not None:
                 heartbeat.owned.SetInParent()
                 heartbeat.owned.partitions.extend(_partitions(owned))
-            await member.ask(Heartbeat(member, *key, heartbeat), self._wait_s)
+            member.check_idle()  # else the coordinator would never know the news
+            news, member.news = member.news, frozenset()
+            await member.ask(Heartbeat(member, *key, heartbeat, news), self._wait_s)
             return member
         if subscription is None or (owned is None and request["member_epoch"] > 0):
             raise CoordinatorNotAvailable("the member is not known here: it sends all of its fields again")

@@ -112,12 +112,17 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """Answered with `GroupResponse.heartbeat`. From a stream that is not the member's (any more): with an error."""
+    """Answered with `GroupResponse.heartbeat`. From a stream that is not the member's (any more): with an error.
+
+    `told`: partitions of the assignments that a Kafka client was sent in responses since its last heartbeat. It gets
+    only the newest of those that the coordinator has pushed meanwhile.
+    """
 
     to: object
     group_id: str
     member_id: str
     request: group_pb2.GroupHeartbeat
+    told: frozenset[tuple[bytes, int]] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

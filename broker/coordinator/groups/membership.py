@@ -276,6 +276,7 @@ def heartbeat(change: Change, command: Heartbeat) -> None:
     if said is not None:
         say(change, said, change.draft.members[member_id].subscription)
     owned = read_partitions(request.owned.partitions) if request.HasField("owned") else None
+    session.was_told(command.told)
     let_go = session.heard(owned, current.pending_revocation.keys())
     if let_go:
         change.reconcile(member_id, let_go)
@@ -312,6 +313,7 @@ def echo(
     # The timer goes off as before, and looks again.
     session.deadline_ms = now.monotonic_ms + session_timeout_ms
     session.heard_of_ms = now.monotonic_ms
+    session.was_told(command.told)
     return group_pb2.GroupResponse(heartbeat=group_pb2.HeartbeatAnswer(member_epoch=request.member_epoch))
 
 

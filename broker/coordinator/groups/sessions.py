@@ -29,7 +29,8 @@ class Session:
     A raftlog client reports the partitions that it may begin to read as well. A Kafka client (`reports_late`) reports a
     partition once it reads it, which may be long after it was told of it, and sends heartbeats without a report
     meanwhile. Such a heartbeat releases no partition that the client was told of (`_told`). A report does, because the
-    client sends one only while it takes no partitions.
+    client sends one only while it takes no partitions. What was pushed and taken away again between two heartbeats was
+    in no response: the client reports nothing then, as it has what it is told, so it must not be waited for.
     """
 
     deadline_ms: float
@@ -79,8 +80,6 @@ class Session:
             return False
         self.pushed = now
         self._pushes += 1
-        if self.reports_late:
-            self._told.update(assignment.assigned)
         pending = assignment.pending_revocation
         self._taken_away = {partition: self._taken_away.get(partition, self._pushes) for partition in pending}
         return True
@@ -108,6 +107,10 @@ class Session:
             self.pushed = None
         self._told -= let_go
         return let_go
+
+    def was_told(self, partitions: frozenset[TopicPartition]) -> None:
+        """Note what was in responses to a client since its last heartbeat."""
+        self._told |= partitions
 
     def answered(self) -> None:
         """Note that a heartbeat is answered, behind everything pushed so far."""

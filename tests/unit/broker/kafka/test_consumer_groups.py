@@ -189,6 +189,25 @@ async def test_what_a_member_is_taking_goes_to_no_other_until_it_has_reported_it
     assert given(await broker.heartbeat("b", 2)) == ALL - kept
 
 
+async def test_what_a_member_was_never_told_of_need_not_be_reported() -> None:
+    """Between two of its heartbeats it gets partitions, and they are taken away again: its response says nothing new."""
+    broker = Broker(Shard())
+    await broker.join("a")
+    await broker.heartbeat("a", 1, ALL)
+    await broker.join("b")
+    kept = given(await broker.heartbeat("a", 1))
+    assert kept is not None
+    epoch = (await broker.heartbeat("a", 1, kept))["member_epoch"]
+    assert given(await broker.heartbeat("b", epoch)) == ALL - kept
+    await broker.heartbeat("b", -1)
+    await broker.join("c")
+    for _ in range(3):
+        told = await broker.heartbeat("a", epoch)
+        assert given(told) in (None, kept), "the first member has what it reads, and has nothing to report"
+        epoch = told["member_epoch"]
+    assert given(await broker.heartbeat("c", epoch)) == ALL - kept
+
+
 async def test_a_member_that_joins_again_reads_nothing_of_before() -> None:
     """It reports nothing where it is given nothing, as its report would be the same as before."""
     broker = Broker(Shard())
