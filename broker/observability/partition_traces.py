@@ -16,13 +16,14 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final, Protocol
 
 from opentelemetry.context import Context
 from opentelemetry.trace import NonRecordingSpan, Span, SpanKind, Tracer, set_span_in_context
 from opentelemetry.util.types import AttributeValue
 
+from broker.quotas.new_producers import Begins
 from raftlog._core.traceparent import MAX_TRACES, Traceparent, sampled_traces
 from raftlog._tracing import SYSTEM, fail, remote_context, traceparent_of
 from raftlog.format import BatchHeader, Buffer
@@ -47,7 +48,7 @@ class Appended(Protocol):
         all_replicas: bool = False,
         checked: BatchHeader | None = None,
         session_epoch: int = -1,
-        begins: Callable[[], None] | None = None,
+        begins: Begins | None = None,
     ) -> tuple[int, int]:
         """Append a batch; return its base offset and log append time."""
         ...
@@ -114,7 +115,7 @@ class PartitionTraces:
         all_replicas: bool = False,
         checked: BatchHeader | None = None,
         session_epoch: int = -1,
-        begins: Callable[[], None] | None = None,
+        begins: Begins | None = None,
     ) -> tuple[int, int]:
         """Append a batch with spans around it; returns and raises as `partition.append` does."""
         parents = sampled_traces(traceparents)

@@ -33,6 +33,7 @@ from broker.log.transactions import NO_COORDINATOR, MarkerFate, decision_epoch
 from broker.observability.event_loop import report
 from broker.partition.follower_term import Following, LogCuts
 from broker.partition.leader_term import Acks, Leading
+from broker.quotas.new_producers import Begins
 from broker.server.lease import Lease, without_lease
 from raftlog._core.security.acls import INTERNAL_PREFIX
 from raftlog._core.traceparent import MAX_TRACES
@@ -472,7 +473,7 @@ class Partition:
         all_replicas: bool = False,
         checked: BatchHeader | None = None,
         session_epoch: int = -1,
-        begins: Callable[[], None] | None = None,
+        begins: Begins | None = None,
     ) -> tuple[int, int]:
         """Validate and append one produced batch; return (base offset, log append time in ms or -1).
 
@@ -484,7 +485,7 @@ class Partition:
         the batch, with at least `min.insync.replicas` in sync; else that this replica counts it as durable by the
         topic's flush config. `checked`: what `check` returned for the batch. `session_epoch`: as for
         `ProducerStates.check`. `begins`: is called before the first batch of a producer id that is unknown here, and
-        refuses it by raising.
+        refuses it by raising; what it returns is called when that batch is appended.
 
         Raises:
             NotEnoughReplicas: fewer are in sync with `all_replicas`; nothing was appended.
@@ -502,6 +503,7 @@ class Partition:
             raise leading.not_enough()
         header = checked or self.check(batch)
         now_ms = self._clock.now_ms()
+        has_begun: Callable[[], None] | None = None
         if header.producer_id >= 0:
             if header.attributes & _TRANSACTIONAL and (self.is_internal or not all_replicas):
                 why = (
@@ -516,8 +518,10 @@ class Partition:
             if found is not None:
                 return found
             if begins is not None and self.log.producers.get(header.producer_id) is None:
-                begins()
+                has_begun = begins()
         result = self.log.append(batch, header, leader_epoch=self.leader_epoch, now_ms=now_ms)
+        if has_begun is not None:
+            has_begun()
         leading.appended(result.last_offset + 1, answer, all_replicas=all_replicas)
         return result.base_offset, result.timestamp_ms
 
@@ -922,7 +926,7 @@ def append_for_client(
     *,
     all_replicas: bool,
     checked: BatchHeader | None,
-    begins: Callable[[], None],
+    begins: Begins,
     session_epoch: int = -1,
 ) -> tuple[int, int]:
     """Append a batch as `Partition.append` does, with the spans of its records, and count it for its topic."""

@@ -6,7 +6,8 @@ partitions could have a broker remember very many. What can be forgotten is, onc
 (`LogManager`). What cannot be forgotten is bounded here: within LIVE_MS, a user begins MOST_BEGUN producers, each
 counted in each partition.
 
-    first batch of a producer id that its partition does not know    `admit` counts it, or refuses
+    first batch of a producer id that its partition does not know    `admit` allows or refuses it; it counts once it is
+                                                                     in the log
     any other batch                                                  not looked at
 
 The bound needs no memory of who began what: a count leaves after WINDOW_MS, when what it stands for can be forgotten.
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from broker.log.producer_state import LIVE_MS
@@ -23,6 +25,8 @@ from raftlog.errors import BrokerOverloaded
 
 MOST_BEGUN: Final = 250_000
 """150 to 475 MB of the leader's memory, and of each follower's."""
+Begins = Callable[[], Callable[[], None]]
+"""`NewProducers.admit` for one user."""
 SLOTS: Final = 10
 SLOT_MS: Final = LIVE_MS // SLOTS
 WINDOW_MS: Final = LIVE_MS + SLOT_MS
@@ -65,8 +69,10 @@ class NewProducers:
         begun = self._begun.get(name)
         return 0 if begun is None else begun.count
 
-    def admit(self, name: str) -> None:
-        """Note that a user begins a producer in a partition.
+    def admit(self, name: str) -> Callable[[], None]:
+        """Check that a user may begin a producer in a partition; return what to call at once when it has.
+
+        A batch that is not appended, as on a full disk, begins nothing, however often it is sent.
 
         Raises:
             BrokerOverloaded: it has begun too many.
@@ -84,4 +90,4 @@ class NewProducers:
                 f"that this broker leads, each counted in each partition, and may begin {self._most}: use fewer "
                 "producers and keep them open, or write to fewer partitions with each"
             )
-        begun.add(slot)
+        return partial(begun.add, slot)

@@ -371,8 +371,8 @@ class ReplicaManager:
     ) -> None:
         self.lease = lease
         self.counters = Counters()
-        self.new_producers = NewProducers(clock.monotonic_ms)
         """Shared with the sessions that use this manager."""
+        self.new_producers = NewProducers(clock.monotonic_ms)
         self.on_applied: Callable[[bool], None] | None = None
         """Called after every change that is in effect; True when leaderships were gained or lost."""
         self.on_term: list[Callable[[Partition], None]] = []

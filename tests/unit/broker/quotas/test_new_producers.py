@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from broker.quotas.heavy_work import HeavyWork
 from broker.quotas.new_producers import SLOT_MS, WINDOW_MS, NewProducers
 from broker.security.caller import Caller
 from broker.turns import SharedTurns
-from raftlog.errors import BrokerOverloaded
+from raftlog.errors import BrokerOverloaded, StorageFull
 from raftlog.format import wire
 from raftlog.v1 import common_pb2, log_pb2
 from tests.support.batches import batch_of
@@ -30,7 +31,7 @@ class Limited:
         """Begin some; return how many were admitted."""
         for number in range(count):
             try:
-                self.producers.admit(name)
+                self.producers.admit(name)()
             except BrokerOverloaded:
                 return number
         return count
@@ -95,3 +96,30 @@ async def test_new_producers_count_in_each_partition_and_others_go_on(tmp_path: 
         assert await send(ALICE, -1, 1, sequence=-1) == ok, "a producer without an id is not remembered"
         assert await send(BOB, 3, 0) == ok
         assert parts.registry.new_producers.count(ALICE) == 4
+
+
+async def test_a_batch_that_is_not_appended_begins_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Producers send it again for as long as the disk is full: each attempt would count for eleven minutes."""
+    async with Parts(tmp_path) as parts:
+        parts.registry.new_producers = NewProducers(parts.clock.monotonic_ms, most=4)
+        partition = parts.registry.find(TOPIC_ID, 0)
+
+        def send() -> None:
+            partition.append(
+                batch_of(b"", producer_id=1, producer_epoch=0, base_sequence=0),
+                partition.leader_epoch,
+                None,
+                begins=partial(parts.registry.new_producers.admit, ALICE),
+            )
+
+        def full(*arguments: object, **named: object) -> None:
+            raise StorageFull("no space left")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(partition.log, "append", full)
+            for _ in range(10):
+                with pytest.raises(StorageFull):
+                    send()
+        assert parts.registry.new_producers.count(ALICE) == 0
+        send()
+        assert parts.registry.new_producers.count(ALICE) == 1
