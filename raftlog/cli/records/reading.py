@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum, auto
 from typing import Final, NamedTuple
@@ -399,7 +399,15 @@ _GROUP_RETRY_PATIENCE_S: Final = 0.5
 
 
 class Told(raftlog.RebalanceListener):
-    """Prints a note on stderr when the member loses partitions because it did not answer."""
+    """Calls `gone` with partitions that the member has no more, and prints a note on stderr when it loses them because
+    it did not answer."""
+
+    def __init__(self, gone: Callable[[Sequence[TopicPartition]], None]) -> None:
+        self._gone = gone
+
+    def on_partitions_revoked(self, partitions: Sequence[TopicPartition]) -> None:
+        """Tell of them; other members get them then."""
+        self._gone(partitions)
 
     def on_partitions_lost(self, partitions: Sequence[TopicPartition]) -> None:
         """Print the note; the member's session has timed out."""
@@ -407,6 +415,7 @@ class Told(raftlog.RebalanceListener):
             f"note: lost {', '.join(map(str, partitions))}: other members of the group continue there, and read "
             "uncommitted records again"
         )
+        self._gone(partitions)
 
 
 class GroupReading:
@@ -431,7 +440,7 @@ class GroupReading:
         """Offsets of printed records that are yet to be committed."""
         self._refused = False
         self._began_s = time.monotonic()
-        consumer.subscribe(topics, listener=Told())
+        consumer.subscribe(topics, listener=Told(self._forget))
 
     def polls(self, timeout_s: float | None, max_records: int | None) -> Iterator[list[raftlog.Record]]:
         """Yield records as they come, `max_records` in all; the next iteration commits the previous records.
@@ -509,6 +518,14 @@ class GroupReading:
                 self._ends[part] = answer
                 self._without_end.pop(part, None)
         self._retry_at_s = time.monotonic() + _GROUP_RETRY_S
+
+    def _forget(self, partitions: Sequence[TopicPartition]) -> None:
+        """Commit nothing of partitions that go to others: these begin at the committed offset, and commit later ones."""
+        if late := [part for part in partitions if self._uncommitted.pop(part, None) is not None]:
+            print_note(
+                f"note: printed records of {', '.join(map(str, late))} were not committed before other members got these "
+                "partitions, which may print them again"
+            )
 
     def _commit(self, records: Sequence[raftlog.Record], *, must: bool) -> None:
         self._uncommitted |= {_place(record): record.offset + 1 for record in records}

@@ -61,6 +61,8 @@ class FakeConsumer:
     def commit(self, offsets: dict[TopicPartition, int]) -> None:
         if self.refuse is not None:
             raise self.refuse
+        if others := [part for part in offsets if part not in self.assigned]:
+            raise PartitionNotOwned(f"{others[0]} has another owner")
         self.committed |= offsets
 
 
@@ -176,6 +178,32 @@ def test_who_follows_goes_on_while_offsets_cannot_be_stored(capsys: pytest.Captu
     )
     assert list(polls) == []
     assert consumer.committed == {A0: 2, A1: 1}
+
+
+@pytest.mark.parametrize("comes_back", [False, True])
+def test_offsets_of_a_partition_that_went_to_others_are_not_committed_later(comes_back: bool) -> None:
+    """The others have gone on there; and a refusal for that partition must not be one for the rest."""
+    a2 = TopicPartition("a", 2)
+    consumer = FakeConsumer({A0: 9, A1: 9, a2: 9}, records(A0, 0), records(A1, 0))
+    reading = GroupReading(cast(raftlog.Consumer, consumer), "a", follow=True)
+    consumer.refuse = CoordinatorNotAvailable("the disk is full")
+    polls = reading.polls(None, 3)
+    assert [len(next(polls)), len(next(polls))] == [1, 1]
+
+    def rebalanced() -> Sequence[Record]:
+        assert consumer.listener is not None
+        consumer.refuse = None
+        consumer.assigned = [A0, a2]
+        consumer.listener.on_partitions_revoked([A1])
+        if comes_back:
+            consumer.committed[A1] = 5
+            consumer.assigned = [A0, A1, a2]
+        return []
+
+    consumer.polls += [rebalanced, records(a2, 0)]
+    assert len(next(polls)) == 1
+    assert list(polls) == []
+    assert consumer.committed == ({A0: 1, A1: 5, a2: 1} if comes_back else {A0: 1, a2: 1})
 
 
 @pytest.mark.parametrize(
