@@ -411,6 +411,8 @@ class GroupCoordinator:
         self._beginning: list[str] = []
         """Since the load."""
         self._changed: list[str] = []
+        self._grown: set[str] = set()
+        """Groups of those whose members read more partitions than at the last look."""
         """Since topics have changed that their members read."""
         self._cleaning: list[str] = []
         """Since topics are gone that they have offsets of."""
@@ -620,6 +622,8 @@ class GroupCoordinator:
                 work.done += self._group_is_due(change)
         self._each(self._beginning, self._begin, work)
         self._each(self._changed, self._topics_of, work)
+        if not self._changed:
+            self._grown.clear()
         self._each(self._cleaning, self._clean, work)
         self._each(self._expiring, self._expire_in, work)
         if self._beginning or self._changed or self._cleaning or self._expiring:
@@ -669,11 +673,13 @@ class GroupCoordinator:
         change = self._changing(group, work)
         if change.soft.classic is not None:  # the members of a classic group look by themselves
             return False
-        try:
-            self._context.members.check(change.draft.user, 1)
-        except RaftlogError as refusal:  # topics have come, or grown, that its members waited for
-            work.done += EXPELLED_AT_ONCE
-            return membership.expel_some(change, refusal, EXPELLED_AT_ONCE)
+        if group.group_id in self._grown:
+            try:
+                self._context.members.check(change.draft.user, 1)
+            except RaftlogError as refusal:  # topics have come, or grown, that its members waited for
+                work.done += EXPELLED_AT_ONCE
+                return membership.expel_some(change, refusal, EXPELLED_AT_ONCE)
+            self._grown.discard(group.group_id)
         rebalance.on_topics(change, self._watched.names_of(group.group_id))
         return False
 
@@ -708,7 +714,10 @@ class GroupCoordinator:
         changed = self._watched.look(topics)
         for group_id in changed:
             if (group := self._groups.get(group_id)) is not None:
+                _, before = self._counted.get(group_id, ("", 0))
                 self._count_members(group)
+                if self._counted.get(group_id, ("", 0))[1] > before:
+                    self._grown.add(group_id)
         self._add(self._changed, changed, now)
         self._add(self._cleaning, self._committed.take_deleted(topics), now)
         return Decision()
