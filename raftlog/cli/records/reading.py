@@ -520,11 +520,11 @@ class GroupReading:
         self._retry_at_s = time.monotonic() + _GROUP_RETRY_S
 
     def _forget(self, partitions: Sequence[TopicPartition]) -> None:
-        """Commit nothing of partitions that go to others: these begin at the committed offset, and commit later ones."""
+        """Commit nothing of partitions that go to others: they begin at the committed offset, and commit later ones."""
         if late := [part for part in partitions if self._uncommitted.pop(part, None) is not None]:
             print_note(
-                f"note: printed records of {', '.join(map(str, late))} were not committed before other members got these "
-                "partitions, which may print them again"
+                f"note: printed records of {', '.join(map(str, late))} were not committed before the partitions went to "
+                "other members, which may print them again"
             )
 
     def _commit(self, records: Sequence[raftlog.Record], *, must: bool) -> None:

@@ -190,7 +190,7 @@ async def test_what_a_member_is_taking_goes_to_no_other_until_it_has_reported_it
 
 
 async def test_what_a_member_was_never_told_of_need_not_be_reported() -> None:
-    """Between two of its heartbeats it gets partitions, and they are taken away again: its response says nothing new."""
+    """Between two of its heartbeats it gets partitions, and they are taken away again: it hears of nothing new."""
     broker = Broker(Shard())
     await broker.join("a")
     await broker.heartbeat("a", 1, ALL)
