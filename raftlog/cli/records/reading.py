@@ -523,8 +523,8 @@ class GroupReading:
         """Commit nothing of partitions that go to others: they begin at the committed offset, and commit later ones."""
         if late := [part for part in partitions if self._uncommitted.pop(part, None) is not None]:
             print_note(
-                f"note: printed records of {', '.join(map(str, late))} were not committed before the partitions went to "
-                "other members, which may print them again"
+                f"note: printed records of {', '.join(map(str, late))} were not committed before the partitions went "
+                "to other members, which may print them again"
             )
 
     def _commit(self, records: Sequence[raftlog.Record], *, must: bool) -> None:
