@@ -110,11 +110,10 @@ def _connect(change: Change, command: Join, owned: frozenset[tuple[bytes, int]])
         session = change.soft.sessions[member_id] = Session(0.0)
     if session.to is not None and session.to is not command.to:
         change.send(session.to, FencedMemberEpoch(f"the member {member_id} is back on another stream"))
-    told: frozenset[tuple[bytes, int]] = frozenset()
+    current = Assignment()
     if command.reports_late and command.request.member_epoch > 0:
-        current = change.draft.assignments.get(member_id, Assignment())
-        told = frozenset((*current.assigned, *current.pending_revocation))
-    session.connect(command.to, command.host, owned, reports_late=command.reports_late, told=told)
+        current = change.draft.assignments.get(member_id, current)
+    session.connect(command.to, command.host, owned, reports_late=command.reports_late, told=current)
     heard_of(change, member_id, session)
 
 

@@ -13,6 +13,7 @@ from broker.coordinator.groups.group import Assignment
 from broker.coordinator.groups.topics import TopicPartition
 
 NEVER = float("inf")
+NOTHING = Assignment()
 
 
 @dataclass(slots=True)
@@ -48,6 +49,11 @@ class Session:
     _taken_away: dict[TopicPartition, int] = field(default_factory=dict)
     _told: set[TopicPartition] = field(default_factory=set)
     """With `reports_late`: partitions that the member was told of and has not released since."""
+    _returned: set[TopicPartition] = field(default_factory=set)
+    """Partitions that were taken away and given back before the member had released them."""
+    _stopped: set[TopicPartition] = field(default_factory=set)
+    """Partitions that the member had reported, and did not when it came back on a new stream. It has stopped to read
+    them, and was not told of them again: it reports this no second time, and need not."""
     let_go_by: dict[TopicPartition, float] = field(default_factory=dict)
     """Deadlines for the release of partitions pending revocation; each its own, since rebalances may overlap."""
     joining: object | None = None
@@ -62,11 +68,14 @@ class Session:
         owned: frozenset[TopicPartition],
         *,
         reports_late: bool = False,
-        told: frozenset[TopicPartition] = frozenset(),
+        told: Assignment = NOTHING,
     ) -> None:
-        """The member has a new stream; it reads `owned`, or nothing when it joins. `told`: as `_told`."""
+        """The member has a new stream; it reads `owned`, or nothing when it joins. `told`: what a Kafka client may have
+        been told, all of it or a part."""
+        self._stopped |= self.owned - self._returned
+        self._stopped &= told.pending_revocation.keys() - owned
         self.to, self.host, self.owned = to, host, owned
-        self.reports_late, self._told = reports_late, set(told)
+        self.reports_late, self._told = reports_late, {*told.assigned, *told.pending_revocation} - self._stopped
         self.expelled = False
         self.pushed = None
         self._pushes = self._arrived = 0
@@ -80,7 +89,10 @@ class Session:
             return False
         self.pushed = now
         self._pushes += 1
+        self._returned |= self._taken_away.keys() & assignment.assigned.keys()
+        self._stopped -= assignment.assigned.keys()
         pending = assignment.pending_revocation
+        self._returned = {each for each in self._returned if each in assignment.assigned or each in pending}
         self._taken_away = {partition: self._taken_away.get(partition, self._pushes) for partition in pending}
         return True
 

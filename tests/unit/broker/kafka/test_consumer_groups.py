@@ -208,6 +208,26 @@ async def test_what_a_member_was_never_told_of_need_not_be_reported() -> None:
     assert given(await broker.heartbeat("c", epoch)) == ALL - kept
 
 
+async def test_a_report_that_is_lost_is_made_up_for_by_what_the_member_says_anew() -> None:
+    """It had reported what it stops to read, so it does not take it; and it reports nothing twice."""
+    broker = Broker(Shard())
+    await broker.join("a")
+    await broker.heartbeat("a", 1, ALL)
+    await broker.join("b")
+    kept = given(await broker.heartbeat("a", 1))
+    assert kept is not None
+    for _ in range(2):  # the first response is lost, too
+
+        async def over_another_connection() -> None:
+            again = await broker.heartbeat("a", 1, kept, subscribed_topic_names=["t"])
+            assert given(again) == kept
+            assert not given(await broker.heartbeat("b", 2)), "the first member may not have got the response"
+
+        await asyncio.create_task(over_another_connection())
+    assert given(await broker.heartbeat("a", 1)) == kept
+    assert given(await broker.heartbeat("b", 2)) == ALL - kept
+
+
 async def test_a_member_that_joins_again_reads_nothing_of_before() -> None:
     """It reports nothing where it is given nothing, as its report would be the same as before."""
     broker = Broker(Shard())
