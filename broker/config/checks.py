@@ -383,8 +383,8 @@ def _check_quorum(values: Mapping[str, Any]) -> None:
     if len(voters) > 1 and not values["cluster.id"]:
         raise InvalidConfig(
             "cluster.id is not set; with several controllers every node needs the same one. For a new cluster make one "
-            "with `raftlog quorum new-id`; a node that has run before has one, which "
-            "`raftlog quorum describe --config FILE` shows"
+            "with `raftlog quorum new-id`; a node that has run before has one: "
+            "`raftlog quorum describe --config FILE` shows it"
         )
     if "controller" not in roles and not values["inter.node.listener"]:
         raise InvalidConfig(

@@ -1,4 +1,4 @@
-"""A user begins so many producers in a time, in sum over the partitions that a broker leads."""
+"""A user begins a bounded number of producers within a time, in all partitions that a broker leads together."""
 
 from __future__ import annotations
 
