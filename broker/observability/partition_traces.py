@@ -47,7 +47,7 @@ class Appended(Protocol):
         all_replicas: bool = False,
         checked: BatchHeader | None = None,
         session_epoch: int = -1,
-        begins: Callable[[], None] | None = None,
+        admit_producer: Callable[[], None] | None = None,
     ) -> tuple[int, int]:
         """Append a batch; return its base offset and log append time."""
         ...
@@ -114,7 +114,7 @@ class PartitionTraces:
         all_replicas: bool = False,
         checked: BatchHeader | None = None,
         session_epoch: int = -1,
-        begins: Callable[[], None] | None = None,
+        admit_producer: Callable[[], None] | None = None,
     ) -> tuple[int, int]:
         """Append a batch with spans around it; returns and raises as `partition.append` does."""
         parents = sampled_traces(traceparents)
@@ -128,7 +128,7 @@ class PartitionTraces:
                 all_replicas=all_replicas,
                 checked=checked,
                 session_epoch=session_epoch,
-                begins=begins,
+                admit_producer=admit_producer,
             )
         except BaseException as error:
             spans.end(error)

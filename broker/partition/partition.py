@@ -472,7 +472,7 @@ class Partition:
         all_replicas: bool = False,
         checked: BatchHeader | None = None,
         session_epoch: int = -1,
-        begins: Callable[[], None] | None = None,
+        admit_producer: Callable[[], None] | None = None,
     ) -> tuple[int, int]:
         """Validate and append one produced batch; return (base offset, log append time in ms or -1).
 
@@ -483,8 +483,8 @@ class Partition:
         method returns. `answer` None: acks=0. `all_replicas` (acks=all): durable means that the high watermark passed
         the batch, with at least `min.insync.replicas` in sync; else that this replica counts it as durable by the
         topic's flush config. `checked`: what `check` returned for the batch. `session_epoch`: as for
-        `ProducerStates.check`. `begins`: is called before the first batch of a producer id that is unknown here, and
-        refuses it by raising.
+        `ProducerStates.check`. `admit_producer`: called before the first batch of a producer id that this partition
+        does not know; it raises to refuse the batch.
 
         Raises:
             NotEnoughReplicas: fewer are in sync with `all_replicas`; nothing was appended.
@@ -515,8 +515,8 @@ class Partition:
             )
             if found is not None:
                 return found
-            if begins is not None and self.log.producers.get(header.producer_id) is None:
-                begins()
+            if admit_producer is not None and self.log.producers.get(header.producer_id) is None:
+                admit_producer()
         result = self.log.append(batch, header, leader_epoch=self.leader_epoch, now_ms=now_ms)
         leading.appended(result.last_offset + 1, answer, all_replicas=all_replicas)
         return result.base_offset, result.timestamp_ms
@@ -922,7 +922,7 @@ def append_for_client(
     *,
     all_replicas: bool,
     checked: BatchHeader | None,
-    begins: Callable[[], None],
+    admit_producer: Callable[[], None],
     session_epoch: int = -1,
 ) -> tuple[int, int]:
     """Append a batch as `Partition.append` does, with the spans of its records, and count it for its topic."""
@@ -938,7 +938,7 @@ def append_for_client(
             all_replicas=all_replicas,
             checked=checked,
             session_epoch=session_epoch,
-            begins=begins,
+            admit_producer=admit_producer,
         )
     except RaftlogError:
         counted.failed_produces += 1

@@ -371,8 +371,9 @@ class ReplicaManager:
     ) -> None:
         self.lease = lease
         self.counters = Counters()
-        self.new_producers = NewProducers(clock.monotonic_ms)
         """Shared with the sessions that use this manager."""
+        self.new_producers = NewProducers(clock.monotonic_ms)
+        """Likewise: the bound on the producers that a user begins."""
         self.on_applied: Callable[[bool], None] | None = None
         """Called after every change that is in effect; True when leaderships were gained or lost."""
         self.on_term: list[Callable[[Partition], None]] = []

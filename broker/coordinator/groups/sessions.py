@@ -26,10 +26,10 @@ class Session:
     proves the arrival of everything pushed before the last answer (`_arrived`), and the first heartbeat that of the
     answer to the join.
 
-    A raftlog client reports the partitions that it may begin to read as well. A Kafka client (`reports_late`) reports a
-    partition once it reads it, which may be long after it was told of it, and sends heartbeats without a report
-    meanwhile. Such a heartbeat releases no partition that the client was told of (`_told`). A report does, because the
-    client sends one only while it takes no partitions.
+    A raftlog client also reports the partitions that it is about to read. A Kafka client (`reports_late`) reports a
+    partition only once it reads it, which may be long after the assignment; until then its heartbeats report nothing.
+    Such a heartbeat releases none of the partitions that the client was assigned (`_told`). A report releases those
+    that it does not list, because the client sends no report while it is taking partitions.
     """
 
     deadline_ms: float
@@ -46,7 +46,7 @@ class Session:
     _arrived: int = 0
     _taken_away: dict[TopicPartition, int] = field(default_factory=dict)
     _told: set[TopicPartition] = field(default_factory=set)
-    """With `reports_late`: partitions that the member was told of and has not released since."""
+    """With `reports_late`: partitions that the member was assigned and has not released since."""
     let_go_by: dict[TopicPartition, float] = field(default_factory=dict)
     """Deadlines for the release of partitions pending revocation; each its own, since rebalances may overlap."""
     joining: object | None = None
@@ -63,7 +63,7 @@ class Session:
         reports_late: bool = False,
         told: frozenset[TopicPartition] = frozenset(),
     ) -> None:
-        """The member has a new stream; it reads `owned`, or nothing when it joins. `told`: as `_told`."""
+        """The member has a new stream; it reads `owned`, or nothing when it joins. `told`: see `_told`."""
         self.to, self.host, self.owned = to, host, owned
         self.reports_late, self._told = reports_late, set(told)
         self.expelled = False
@@ -89,8 +89,8 @@ class Session:
         """Note a heartbeat (`owned` None: unchanged); return the released ones of `pending`.
 
         Where the member reads none of the others, but may not have had the assignment without them when it said so, it
-        is told that assignment once more: it answers with a heartbeat, and that one is sure. Not so a member that
-        reports late and has reported nothing: its next report is waited for.
+        is told that assignment once more: it answers with a heartbeat, and that one is sure. Except a
+        member that reports late and has reported nothing: the coordinator waits for its next report.
         """
         before = self.owned
         if owned is not None:

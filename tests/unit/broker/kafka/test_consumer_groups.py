@@ -189,7 +189,7 @@ async def test_what_a_member_is_taking_goes_to_no_other_until_it_has_reported_it
     assert given(await broker.heartbeat("b", 2)) == ALL - kept
 
 
-async def test_a_member_that_joins_again_reads_nothing_of_before() -> None:
+async def test_a_member_that_joins_again_releases_the_partitions_it_had() -> None:
     """It reports nothing where it is given nothing, as its report would be the same as before."""
     broker = Broker(Shard())
     await broker.join("a")
