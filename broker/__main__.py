@@ -149,8 +149,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         ",".join(config.process_roles),
         extra={"event": "node_starting", "version": __version__},
     )
-    for doubt in config.doubts:
-        logger.warning("%s", doubt)
+    for warning in config.warnings:
+        logger.warning("%s", warning)
     try:
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         uvloop.run(_serve(config, arguments.ready_file))
@@ -167,8 +167,8 @@ def run() -> NoReturn:
     The node has stopped in order by then. The cleanup would take a fifth of a second of computing, longer than the
     stop itself, and frees nothing that does not end with the process.
     """
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until `_serve` takes it; Python's own handler prints a traceback
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # `raftlog server` blocks it while this imports
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until `_serve` handles it: Python's own handler prints a traceback
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # `raftlog server` blocks it during the imports
     code = main()
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):

@@ -328,7 +328,7 @@ def is_over(engine: ProducerEngine) -> bool:
 
 
 def is_settled(engine: ProducerEngine) -> bool:
-    """Whether no transaction is open: a commit whose caller was interrupted before it heard of it has ended."""
+    """Whether no transaction is open: then a commit whose caller was interrupted has succeeded."""
     assert engine.transactions is not None
     return engine.transactions.state.phase in (TransactionPhase.NEW, TransactionPhase.READY)
 

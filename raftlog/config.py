@@ -466,7 +466,7 @@ def _digits(number: str) -> int:
 
 
 class _TooLarge(ValueError):
-    """A number is beyond 64 bits."""
+    """A number exceeds 64 bits."""
 
 
 def _int64(number: int) -> int:

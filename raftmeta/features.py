@@ -63,8 +63,8 @@ ALTER_PARTITIONS_LEVEL: Final = 10
 """Of metadata.version: a leader proposes the ISR changes of many partitions in one command (`AlterPartitionsCommand`).
 Below, each change is a command of its own: an older controller stops at a kind of command that it does not know."""
 TOPIC_USERS_LEVEL: Final = 11
-"""Of metadata.version: a topic keeps the user that has made it (`TopicRecord.user`). An older controller would lose it
-with its next snapshot."""
+"""Of metadata.version: a topic records the user that created it (`TopicRecord.user`). An older controller would lose
+it with its next snapshot."""
 SUPPORTED: Mapping[str, FeatureSupport] = {METADATA_VERSION: FeatureSupport(METADATA_VERSION, 1, TOPIC_USERS_LEVEL)}
 """The levels that this version supports. Decisions must not depend on it: controllers may differ in version."""
 assert all(SUPPORTED[name].min_level <= level <= SUPPORTED[name].max_level for name, level in BASELINE.items())

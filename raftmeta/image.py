@@ -283,7 +283,7 @@ class TopicImage:
     configs: Mapping[str, str] = field(default_factory=lambda: _NO_CONFIGS)
     requested_id: bytes = b""
     user: str = ""
-    """The user that has made it; empty: none that counts (docs/adr/0057)."""
+    """The user that created it, for `max.partitions.per.user`; empty: it counts for no user (docs/adr/0057)."""
 
     @property
     def internal(self) -> bool:

@@ -308,7 +308,7 @@ def _run(options: argparse.Namespace) -> Iterator[str]:
             if options.copies is not None:
                 yield f"move {options.copies}/node-ID to the metadata.log.dir of each new voter before it starts"
                 yield f"set cluster.id to {after.cluster_id} in the configuration of every node"
-                yield "name all voters in controller.quorum.voters of every node"
+                yield "list all voters in controller.quorum.voters of every node"
             else:
                 yield (
                     "change controller.quorum.voters in its configuration likewise, and do the same on every other "

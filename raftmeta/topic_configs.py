@@ -378,7 +378,7 @@ def check_limits(
         if TOPIC_CONFIGS.key(key).kind == "list":
             _check_items(name, value, max_throttled_replicas if throttled else MAX_VALUE_CHARACTERS)
         elif key == "segment.bytes":
-            # Without the key's own minimum: an error would name it, although the brokers' is higher.
+            # Parsed without the key's own minimum: its error would name that one, although the brokers' is higher.
             segment_bytes = replace(TOPIC_CONFIGS.key(key), name=name.replace("_", "."), minimum=None).parse(value)
             assert isinstance(segment_bytes, int)
             if segment_bytes < min_segment_bytes:

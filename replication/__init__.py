@@ -6,7 +6,7 @@ leader_epochs.py       where two logs diverge
 ports.py               what the two ends of a stream ask of a partition
 leader_session.py      the leader's end of a `Replicate` stream
 follower_session.py    the follower's end
-pacing.py              how catching up gives way to live records
+pacing.py              how catching up gives way to live records, and small live records gather
 token_bucket.py        throttling
 shell/                 gRPC around the sessions
 """

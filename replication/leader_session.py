@@ -17,7 +17,7 @@ Between its opening and its end a subscription is:
 Live partitions come first. A message carries frames of live partitions, or one piece of a partition that catches up.
 While both kinds wait they take turns, so a live record waits for at most one piece, and a partition far behind never
 starves. While live records flow through the broker, on any stream, there is a pause after each piece (`CatchUpPace`).
-Live records gather while some of them, in small messages, are not acknowledged (`LivePace`).
+Small live records gather for the next message while earlier ones are not acknowledged (`LivePace`).
 Each kind has its own credit. Partitions that the follower throttles are a third kind, so that they delay no
 others that catch up. The session never scans partitions that have not changed.
 """
@@ -125,7 +125,7 @@ assert MAX_FRAMES * 2 < MAX_PARTS
 
 ReadDone = Callable[[Read | RaftlogError], None]
 WakeAt = Callable[[float], None]
-"""Called with the time at which something is due; an earlier time that it was called with stays in force."""
+"""Called with the time, in ms, at which `take_frames` is due; of several times the earliest counts."""
 
 
 class ReadLater(Protocol):
@@ -140,7 +140,7 @@ class PushQueue:
     """The subscriptions of one stream, and what they have to send.
 
     `wake` is called when `take_frames` may have frames, any number of times; that includes frames that did not fit the
-    last message. `wake_at` is called when `take_frames` is due later: marks have moved and no records have, or records
+    last message. `wake_at` is called when `take_frames` is due later: because only marks have moved, or because records
     gather. All streams of a broker share `throttle` (`leader.replication.throttled.rate`) and `live`.
 
     Bounded: records are read only while their kind's credit is above zero, one message at a time. A read on another
@@ -204,8 +204,13 @@ class PushQueue:
     def note_change(self, subscription: Subscription) -> None:
         """Note that a partition changed; partitions call this amid their own changes.
 
-        Most changes are a high watermark that has moved. It rides with the next records, so it wakes nothing yet.
-        Nor do records that gather.
+        <<<<<<< HEAD
+                Most changes are a high watermark that has moved. It rides with the next records, so it wakes nothing yet.
+                Nor do records that gather.
+        =======
+                Most changes are a high watermark that has moved. It travels with the next records, so it wakes nothing yet. Nor
+                do records that gather.
+        >>>>>>> rb
         """
         if subscription.ended:
             return
@@ -223,7 +228,7 @@ class PushQueue:
             self._wake_at(self._marks_due_ms)
 
     def _gather(self, now_ms: float) -> bool:
-        """Return whether live records gather; then `acked` wakes, or their time is over."""
+        """Return whether live records gather: until `acked` ends that, or until the time that `wake_at` was told."""
         until_ms = self._live_pace.until_ms(now_ms)
         if until_ms is not None and not self._gathers:
             self._wake_at(until_ms)
@@ -231,17 +236,18 @@ class PushQueue:
         return self._gathers
 
     def acked(self, subscription: Subscription, durable_end_offset: int) -> None:
-        """Note what the follower holds durably, after its partition has been told."""
+        """Note what the follower holds durably; the partition has noted it before."""
         self._live_pace.acked(subscription, durable_end_offset)
-        self._go_on()
+        self._stop_gathering()
 
-    def _go_on(self) -> None:
+    def _stop_gathering(self) -> None:
+        """Wake, if live records need gather no longer."""
         if self._gathers and not self._live_pace.gathers:
             self._gathers = False
             self._wake()
 
     def _is_served(self, subscription: Subscription) -> bool:
-        """Whether the subscription has not lost its partition."""
+        """Whether this broker still leads the partition of the subscription."""
         try:
             subscription.partition.check_open(subscription.on_change)
         except RaftlogError:
@@ -568,8 +574,8 @@ class PushQueue:
         if subscription.ended:
             return
         subscription.ended = True
-        self._live_pace.over(subscription)
-        self._go_on()
+        self._live_pace.ended(subscription)
+        self._stop_gathering()
         self._stale_marks.pop(subscription, None)
         del self.subscriptions[subscription.id]
         subscription.partition.close_replica(self._replica, subscription.on_change)

@@ -1,4 +1,4 @@
-"""When a stream may send: catching up gives way to live records, and small messages to larger ones. Pure.
+"""When a stream may send: pieces that catch up give way to live records, and small live records gather. Pure.
 
 The caller passes the time.
 
@@ -9,13 +9,14 @@ pauses after each piece for a multiple of the time that the piece took: a loaded
 A pause costs speed, and a replica must not fall behind for ever. While the leader's log grows more than half as fast as
 the copy, the pauses become shorter, down to none.
 
-A message costs both ends far more than a small record in it does. So live records gather while earlier ones, in small
-messages, have not been acknowledged (Nagle's idea, RFC 896; Kafka's followers have one fetch at a time under way).
-Producers that each wait for their own record then share messages, however many connections they have.
+A message costs both ends far more than a small record in it does. So live records gather while small messages before
+them are not acknowledged (Nagle's algorithm, RFC 896; a Kafka follower has one fetch in flight at a time). Producers
+that each wait for their own record then share messages, even if each has its own connection (docs/adr/0058).
 """
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from typing import Final
 
@@ -30,19 +31,19 @@ MOST_TIME_MS: Final = 50.0
 JUDGED_BYTES: Final = 16 << 20
 """After so many bytes the pause is adjusted."""
 SMALL_BYTES: Final = 48 << 10
-"""A message with more bytes is not waited for, nor a full one: one producer in a hurry fills the connection."""
+"""No record waits for a message of this size or more, nor for a full one: one fast producer fills the connection."""
 FEW_RECORDS: Final = 4
-"""Fewer records without an acknowledgement hold up no others: few producers would gain little from it, and wait."""
+"""Fewer unacknowledged records hold up no others: with few producers, waiting would cost more than sharing saves."""
 GATHER_MS: Final = 20.0
-"""Records wait no longer for the acknowledgement of the message before."""
+"""The longest that records wait for the acknowledgement of earlier ones."""
 QUICK_FLUSH_MS: Final = 3.0
-"""A disk that needs no longer for an fsync is a quick one."""
+"""A disk whose fsync takes longer is a slow one."""
 GATHER_BESIDE_SLOW_FLUSH_MS: Final = 2.0
-"""As GATHER_MS, on a slow disk: a record that waited longer there would miss the next fsync too."""
+"""GATHER_MS of a slow disk: there a record that waited longer would also miss the next fsync."""
 
 
 def gather_ms(flush_ms: float) -> float:
-    """Return how long records wait at most for an acknowledgement that comes after an fsync of `flush_ms`."""
+    """Return the longest that records wait for an acknowledgement that comes after an fsync of `flush_ms`."""
     return GATHER_MS if flush_ms <= QUICK_FLUSH_MS else GATHER_BESIDE_SLOW_FLUSH_MS
 
 
@@ -121,38 +122,38 @@ class CatchUpPace:
 class LivePace:
     """Whether live records gather for the next message of one stream, and until when.
 
-    They do while FEW_RECORDS or more of small messages have no acknowledgement. Of each message it waits for one
-    partition's.
+    They do while FEW_RECORDS or more records of small messages are not acknowledged. A message counts as acknowledged
+    once one of its partitions is, the last one in it.
     """
 
     __slots__ = ("_sent", "_unacknowledged", "_until_ms")
 
     def __init__(self) -> None:
         self._sent: deque[tuple[object, int, int]] = deque()
-        """What is waited for, of each message: a partition, its end offset, and the message's number of records."""
+        """Of each unacknowledged message: its last partition, the end offset in that, and its number of records."""
         self._unacknowledged = 0
         self._until_ms = 0.0
 
-    def sent(self, what: object, end_offset: int, count: int, until_ms: float) -> None:
-        """Note a small message of `count` records; it is acknowledged once `what` is up to `end_offset`.
+    def sent(self, partition: object, end_offset: int, count: int, until_ms: float) -> None:
+        """Note a small message of `count` records, acknowledged once `partition` is, up to `end_offset`.
 
-        `until_ms`: records gather no longer than until this time.
+        `until_ms`: how long other records gather at most.
         """
-        self._sent.append((what, end_offset, count))
+        self._sent.append((partition, end_offset, count))
         self._unacknowledged += count
         self._until_ms = until_ms
 
-    def acked(self, what: object, end_offset: int) -> None:
-        """Note that the follower holds the records of `what` up to `end_offset`, and all that was sent before them."""
+    def acked(self, partition: object, end_offset: int) -> None:
+        """Note that the follower holds `partition` up to `end_offset`, and so all messages sent before that."""
         reached = 0
         for number, (awaited, end, _) in enumerate(self._sent, 1):
-            if awaited is what and end <= end_offset:
+            if awaited is partition and end <= end_offset:
                 reached = number
         self._drop(reached)
 
-    def over(self, what: object) -> None:
-        """Note that no acknowledgement of `what` comes any more."""
-        self._drop(max((number for number, (awaited, _, _) in enumerate(self._sent, 1) if awaited is what), default=0))
+    def ended(self, partition: object) -> None:
+        """Note that no further acknowledgement of `partition` comes."""
+        self.acked(partition, sys.maxsize)
 
     def _drop(self, messages: int) -> None:
         for _ in range(messages):
@@ -160,11 +161,11 @@ class LivePace:
 
     @property
     def gathers(self) -> bool:
-        """Whether records gather, unless their time is over: see `until_ms`."""
+        """Whether records gather, as long as their time is not over (`until_ms`)."""
         return self._unacknowledged >= FEW_RECORDS
 
     def until_ms(self, now_ms: float) -> float | None:
-        """Return until when records gather at the longest; None: they go at once."""
+        """Return when records stop gathering at the latest; None: they go at once."""
         if not self.gathers:
             return None
         if now_ms >= self._until_ms:

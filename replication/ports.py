@@ -155,7 +155,7 @@ class LedPartition(Protocol):
 
     @property
     def flush_ms(self) -> float:
-        """How long an fsync takes on this broker at least, lately; 0.0: replicas acknowledge records without one."""
+        """The shortest recent fsync on this broker, in ms; 0.0: replicas acknowledge records without one."""
         ...
 
     def is_live(self, broker_id: int) -> bool:

@@ -1,6 +1,6 @@
 """The server's configuration.
 
-keys.py       every key: type, default, unit, Kafka's name, check
-config.py     `BrokerConfig`, read from a file, the environment and flags, and checked as a whole
+config.py     `BrokerConfig`: every key with its type, default and unit; read from a file, the environment and flags
+checks.py     checks of the values together, and warnings
 endpoints.py  addresses and listeners
 """

@@ -1,4 +1,4 @@
-"""Checks of the server's configuration: of each value, and of all values together (`check_values`).
+"""Checks of the server's configuration: of each value, and of all values together (`check_values`, `warnings_of`).
 
 A check of one value returns a complaint, or None.
 """
@@ -187,14 +187,14 @@ def check_values(values: Mapping[str, Any]) -> None:
         )
 
 
-def doubts(values: Mapping[str, Any]) -> list[str]:
-    """Return what is allowed, but hardly meant: a sentence for each, which a node logs at its start. Pure."""
+def warnings_of(values: Mapping[str, Any]) -> list[str]:
+    """Return a warning for each setting that is valid but probably a mistake; a node logs them at its start. Pure."""
     found = []
     smallest = values["min.segment.bytes"]
     if values["log.segment.bytes"] < smallest:
         found.append(
-            f"log.segment.bytes={values['log.segment.bytes']} counts as min.segment.bytes={smallest}, which is above "
-            "it: raise the one, or lower the other"
+            f"log.segment.bytes={values['log.segment.bytes']} is below min.segment.bytes={smallest}, which is used "
+            "instead: raise log.segment.bytes, or lower min.segment.bytes"
         )
     if values["min.insync.replicas"] > values["default.replication.factor"]:
         found.append(
@@ -383,7 +383,7 @@ def _check_quorum(values: Mapping[str, Any]) -> None:
     if len(voters) > 1 and not values["cluster.id"]:
         raise InvalidConfig(
             "cluster.id is not set; with several controllers every node needs the same one. For a new cluster make one "
-            "with `raftlog quorum new-id`; a controller that has run before has one: "
+            "with `raftlog quorum new-id`; a node that has run before has one: "
             "`raftlog quorum describe --config FILE` shows it"
         )
     if "controller" not in roles and not values["inter.node.listener"]:

@@ -25,12 +25,12 @@ from broker.config.checks import (
     check_values,
     collector,
     connection_overrides,
-    doubts,
     inter_node_protocol,
     mapping_rules,
     no_auto_create,
     principals,
     some_role,
+    warnings_of,
 )
 from broker.config.endpoints import (
     DEFAULT_PORT,
@@ -105,7 +105,7 @@ class BrokerConfig(Settings):
     `listeners` and `advertised.listeners`, None without them; `kafka_security_protocol` is Kafka's name of what the
     former speaks. `topic_defaults` has the topics' defaults
     (log.retention.ms and its like) by topic key in canonical spelling. `values` has all values by key and `static_keys`
-    the keys that were set, for DescribeConfigs. `doubts`: what is hardly meant, in sentences for the log.
+    the keys that were set, for DescribeConfigs. `warnings`: see `warnings_of`.
     """
 
     # This node, its disks, its limits
@@ -995,7 +995,7 @@ class BrokerConfig(Settings):
     advertised_kafka_listener: Endpoint | None
     values: Mapping[str, Value]
     static_keys: frozenset[str]
-    doubts: tuple[str, ...]
+    warnings: tuple[str, ...]
     topic_defaults: Mapping[str, str]
 
     @staticmethod
@@ -1043,7 +1043,7 @@ class BrokerConfig(Settings):
             metadata_log_dir=self.metadata_log_dir or str(Path(self.log_dirs[0]) / METADATA_DIRECTORY),
             values=values,
             static_keys=static_keys,
-            doubts=tuple(doubts(values)),
+            warnings=tuple(warnings_of(values)),
             topic_defaults={
                 key.name: key.format(values.get(BROKER_KEY_BY_TOPIC_KEY.get(key.name, ""), key.default))
                 for key in TOPIC_CONFIGS

@@ -11,7 +11,7 @@ user: older versions wrote such records, and this one does for clients without a
 
 Amounts of a user follow from records in the same way (`Amounts`, `AmountBound`): of partitions and groups that open
 transactions and stages name, each of which gets a marker in the end, and of committed offsets (docs/adr/0054). So does
-what members take, except for those of a classic group that are joining: no record has them yet (docs/adr/0057).
+the memory for members, except for joining members of a classic group, which no record has yet (docs/adr/0057).
 
 A group keeps the end of a transaction that named it, whether or not there is such a group, and nothing can refuse a
 transaction's end. So what is bounded is what transactions name (`NamedGroups`).
@@ -182,19 +182,19 @@ def kept_bound(kept: Callable[[str], int], most: int = MOST_KEPT_BYTES) -> Amoun
 
 
 MOST_MEMBERS_BYTES: Final = 256 << 20
-"""Of the members of one user's groups: 10,000 members that share 400,000 partitions."""
+"""For the members of one user's groups: enough for 10,000 members that share 400,000 partitions."""
 
 
 def members_bound(taken: Callable[[str], int], most: int = MOST_MEMBERS_BYTES) -> AmountBound:
-    """Return the bound on what the members of a user's groups take. `taken`: returns it, in bytes.
+    """Return the bound on the memory for the members of a user's groups. `taken`: returns a user's, in bytes.
 
     Refused with PolicyViolation.
     """
 
     def refusal(user: str, amount: int, more: int) -> RaftlogError:
         return PolicyViolation(
-            f"members of groups that {user} has made take {amount} bytes of this broker, and may take {most}: {more} "
-            "more are refused. Subscribe to fewer topics, or use fewer members or groups"
+            f"members of groups that {user} has made take {amount} bytes of this broker's memory, and may take {most}: "
+            f"{more} more are refused. Subscribe to fewer topics, or use fewer members or groups"
         )
 
     return AmountBound(taken, most, refusal)

@@ -14,9 +14,10 @@ A heartbeat proves to the coordinator that the member has got every earlier assi
 over one connection. A client that misses a response closes the connection and says everything anew, its partitions
 included.
 
-Such a client takes partitions in its own time: its application may be in a callback for long, while heartbeats go on.
-It reports them only once it reads them, and reports nothing where nothing has changed. So a heartbeat that reports
-nothing frees no partition that the client was told of: it may begin to read it at any moment (`Session.heard`).
+A Kafka client takes its partitions in its own time: its application may be in a callback for long, while heartbeats go
+on. The client reports partitions only once it reads them, and reports nothing as long as nothing has changed. So a
+heartbeat without a report releases no partition of the client's assignment: the client may begin to read it at any
+moment (`Session.heard`).
 
 A regular expression is matched here, as raftlog's own clients match theirs: the coordinator gets the topics that match,
 and again when others do. RE2 matches in a time that grows with the text only, and a thread does it, so that no client

@@ -174,7 +174,7 @@ class Produce:
                 None if request["acks"] == NO_ACK else answer,
                 all_replicas=request["acks"] == ALL,
                 checked=checked,
-                begins=partial(self._replica_manager.new_producers.admit, who.share),
+                admit_producer=partial(self._replica_manager.new_producers.admit, who.share),
                 session_epoch=session_epoch,
             )
             if "error_code" not in result:

@@ -61,13 +61,13 @@ from replication.leader_epochs import EpochEntry
 
 FORMAT_VERSION: Final = 1
 OFFSET_CHECKPOINT: Final = "offset-checkpoint"
-FLUSH_GROWTH: Final = 1.02
-"""By how much the least time of a flush grows with each flush. Busy processors make most flushes look slow, not all."""
 LEADER_EPOCH_CHECKPOINT: Final = "leader-epoch-checkpoint"
 PARTITION_METADATA: Final = "partition.metadata"
 META_PROPERTIES: Final = "meta.properties"
 CLEAN_SHUTDOWN: Final = "clean-shutdown"
 SERVED: Final = "served"
+FLUSH_GROWTH: Final = 1.02
+"""Each slower flush raises `LogDir.flush_ms` by this factor. Busy processors make most flushes look slow, not all."""
 DAMAGED: Final = "damaged"
 OTHER_LOGS: Final = "other-logs"
 CHECKPOINT_LOST: Final = "checkpoint-lost"
@@ -363,7 +363,7 @@ def is_refusal(error: BaseException) -> bool:
 
 
 def full(directory: str, wanted_bytes: int) -> StorageFull:
-    """Return the refusal of a write for want of space; 0 bytes: of a file that is not a log."""
+    """Return the refusal of a write for want of space. `wanted_bytes` 0: the write of a small file, not of records."""
     wanted = f"{wanted_bytes} bytes" if wanted_bytes else "a file"
     return StorageFull(
         f"no space left in log directory {directory}: {wanted} could not be written and nothing was appended; free "
@@ -420,7 +420,7 @@ class LogDir:
         self.unsynced_topic_ids: frozenset[bytes] = frozenset()
         """Topics whose records may count as durable before they are fsynced: on the disk, `served` says so."""
         self.flush_ms = math.inf
-        """How long a flush of a log takes here at least, lately, in ms; infinite before the first one."""
+        """The shortest recent flush of a log here, in ms; infinite before the first one."""
         self._marks_lock = threading.Lock()
         self._state_lock = threading.Lock()
 
@@ -557,7 +557,7 @@ class LogDir:
             self._serves = True
 
     def note_flush(self, took_ms: float) -> None:
-        """Note how long a flush has taken; a slower one counts once about a hundred were slow."""
+        """Note how long a flush took. A shorter one counts at once; slower ones raise `flush_ms` by 2 % each."""
         self.flush_ms = min(took_ms, self.flush_ms * FLUSH_GROWTH + 0.01)
 
     def note_unsynced(self, topic_ids: Set[bytes]) -> None:

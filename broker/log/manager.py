@@ -63,7 +63,7 @@ from raftlog.errors import CorruptRecordError, RaftlogError, StorageError
 logger = logging.getLogger(__name__)
 
 MOST_PRODUCERS: Final = 500_000
-"""Producer ids that all logs remember together: 300 MB to 1 GB. More are kept only while they cannot be forgotten."""
+"""Producer ids that all logs together remember: 300 MB to 1 GB. They remember more only while none may be forgotten."""
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -887,7 +887,7 @@ class LogManager:
                     forgotten += log.forget_idle_producers(keep, now_ms)
         if forgotten:
             logger.info(
-                "producers were forgotten before they have expired",
+                "idle producers were forgotten before they expired",
                 extra={"event": "producers_forgotten", "count": forgotten, "of": sum(counts.values())},
             )
 

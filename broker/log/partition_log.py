@@ -1078,7 +1078,7 @@ class PartitionLog:
         return self._forget_producers(lambda at_most: self.producers.expire(now_ms, at_most))
 
     def forget_idle_producers(self, keep: int, now_ms: int) -> int:
-        """Forget producers as for want of room, if there are more than `keep`; return how many. It pauses likewise."""
+        """Forget idle producers until `keep` are left; return how many. It pauses as `expire_producers` does."""
         return self._forget_producers(lambda at_most: self.producers.forget_idle(keep, now_ms, at_most))
 
     def _forget_producers(self, some: Callable[[int], int]) -> int:

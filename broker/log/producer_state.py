@@ -186,7 +186,7 @@ class ProducerState(NamedTuple):
 
 
 def most_of_each(counts: Iterable[int], most: int) -> int:
-    """Return how many each of some may have, so that all together have `most`: what small ones leave, others have."""
+    """Return the limit on each count that keeps their sum within `most`; small counts leave room to larger ones."""
     ascending = sorted(counts)
     for at, count in enumerate(ascending):
         others = len(ascending) - at
@@ -430,9 +430,9 @@ class ProducerStates:
         return count
 
     def forget_idle(self, keep: int, now_ms: int, at_most: int) -> int:
-        """Forget producers as for want of room, if there are more than `keep`; return how many.
+        """Forget idle producers, as for want of room, until `keep` are left; return how many were forgotten.
 
-        `at_most` limits the number; when that many were forgotten, more may be idle.
+        At most `at_most` in one call; when that many were forgotten, more may be idle.
         """
         count = 0
         while len(self._producers) > keep and count < at_most:

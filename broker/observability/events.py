@@ -54,13 +54,13 @@ EVENTS: Final[Mapping[str, str]] = MappingProxyType(
         "unclean_leader_gained": "This broker leads after an unclean election: committed records may be lost.",
         "replica_log_lost": "The log was lost with this broker's disk and no other replica was in sync: no leader.",
         "partition_closed": "This broker no longer serves a replica.",
-        "producers_forgotten": "The logs remember more than 500,000 producers together, so those with the most have "
-        "forgotten `count` idle ones, of `of` in all, before `producer.id.expiration.ms`.",
+        "producers_forgotten": "The logs remembered more than 500,000 producers together (`of`), so those with the "
+        "most have forgotten `count` idle ones before `producer.id.expiration.ms`.",
         "isr_changed": "The controller has committed a change of the ISR that this leader asked for.",
         "isr_change_refused": "The controller has refused a change of the ISR that this leader asked for.",
         "leader_connected": "This broker follows a leader's partitions.",
         "leader_connection_lost": "This broker's stream to a leader broke.",
-        "leader_unreachable": "This broker has been unable to reach a leader that it follows for several seconds.",
+        "leader_unreachable": "For five seconds this broker could not reach a leader that it follows.",
         "log_truncated": "A follower removes the records that its leader does not have.",
         "log_started_over": "A follower removes all records, and begins at its leader's log start.",
         "log_damaged": "A log is damaged; its replica is closed.",

@@ -23,7 +23,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace import NonRecordingSpan, Span, SpanKind, Tracer, set_span_in_context
 from opentelemetry.util.types import AttributeValue
 
-from broker.quotas.new_producers import Begins
+from broker.quotas.new_producers import AdmitProducer
 from raftlog._core.traceparent import MAX_TRACES, Traceparent, sampled_traces
 from raftlog._tracing import SYSTEM, fail, remote_context, traceparent_of
 from raftlog.format import BatchHeader, Buffer
@@ -48,7 +48,7 @@ class Appended(Protocol):
         all_replicas: bool = False,
         checked: BatchHeader | None = None,
         session_epoch: int = -1,
-        begins: Begins | None = None,
+        admit_producer: AdmitProducer | None = None,
     ) -> tuple[int, int]:
         """Append a batch; return its base offset and log append time."""
         ...
@@ -115,7 +115,7 @@ class PartitionTraces:
         all_replicas: bool = False,
         checked: BatchHeader | None = None,
         session_epoch: int = -1,
-        begins: Begins | None = None,
+        admit_producer: AdmitProducer | None = None,
     ) -> tuple[int, int]:
         """Append a batch with spans around it; returns and raises as `partition.append` does."""
         parents = sampled_traces(traceparents)
@@ -129,7 +129,7 @@ class PartitionTraces:
                 all_replicas=all_replicas,
                 checked=checked,
                 session_epoch=session_epoch,
-                begins=begins,
+                admit_producer=admit_producer,
             )
         except BaseException as error:
             spans.end(error)

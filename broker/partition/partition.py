@@ -33,7 +33,7 @@ from broker.log.transactions import NO_COORDINATOR, MarkerFate, decision_epoch
 from broker.observability.event_loop import report
 from broker.partition.follower_term import Following, LogCuts
 from broker.partition.leader_term import Acks, Leading
-from broker.quotas.new_producers import Begins
+from broker.quotas.new_producers import AdmitProducer
 from broker.server.lease import Lease, without_lease
 from raftlog._core.security.acls import INTERNAL_PREFIX
 from raftlog._core.traceparent import MAX_TRACES
@@ -473,7 +473,7 @@ class Partition:
         all_replicas: bool = False,
         checked: BatchHeader | None = None,
         session_epoch: int = -1,
-        begins: Begins | None = None,
+        admit_producer: AdmitProducer | None = None,
     ) -> tuple[int, int]:
         """Validate and append one produced batch; return (base offset, log append time in ms or -1).
 
@@ -484,8 +484,8 @@ class Partition:
         method returns. `answer` None: acks=0. `all_replicas` (acks=all): durable means that the high watermark passed
         the batch, with at least `min.insync.replicas` in sync; else that this replica counts it as durable by the
         topic's flush config. `checked`: what `check` returned for the batch. `session_epoch`: as for
-        `ProducerStates.check`. `begins`: is called before the first batch of a producer id that is unknown here, and
-        refuses it by raising; what it returns is called when that batch is appended.
+        `ProducerStates.check`. `admit_producer`: called before the first batch of a producer id that this partition
+        does not know; it raises to refuse the batch. What it returns is called when that batch is appended.
 
         Raises:
             NotEnoughReplicas: fewer are in sync with `all_replicas`; nothing was appended.
@@ -517,8 +517,8 @@ class Partition:
             )
             if found is not None:
                 return found
-            if begins is not None and self.log.producers.get(header.producer_id) is None:
-                has_begun = begins()
+            if admit_producer is not None and self.log.producers.get(header.producer_id) is None:
+                has_begun = admit_producer()
         result = self.log.append(batch, header, leader_epoch=self.leader_epoch, now_ms=now_ms)
         if has_begun is not None:
             has_begun()
@@ -926,7 +926,7 @@ def append_for_client(
     *,
     all_replicas: bool,
     checked: BatchHeader | None,
-    begins: Begins,
+    admit_producer: AdmitProducer,
     session_epoch: int = -1,
 ) -> tuple[int, int]:
     """Append a batch as `Partition.append` does, with the spans of its records, and count it for its topic."""
@@ -942,7 +942,7 @@ def append_for_client(
             all_replicas=all_replicas,
             checked=checked,
             session_epoch=session_epoch,
-            begins=begins,
+            admit_producer=admit_producer,
         )
     except RaftlogError:
         counted.failed_produces += 1

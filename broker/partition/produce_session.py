@@ -161,7 +161,7 @@ class ProduceSession:
         self._heavy_work = heavy_work
         self._share = who.share
         """The name of whose share of the broker's work this client takes."""
-        self._begins = partial(replica_manager.new_producers.admit, who.share)
+        self._admit_producer = partial(replica_manager.new_producers.admit, who.share)
         # Of the present message:
         self._size_bytes = 0
         self._inflated_bytes = 0
@@ -489,7 +489,7 @@ class ProduceSession:
             answer,
             all_replicas=request.acks == log_pb2.ALL,
             checked=checked,
-            begins=self._begins,
+            admit_producer=self._admit_producer,
         )
         return base_offset, append_time_ms, partition.log.log_start_offset
 

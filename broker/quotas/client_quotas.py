@@ -153,9 +153,9 @@ class ClientQuotas:
 
 
 def _users_of_changes(before: Quotas, after: Quotas) -> frozenset[str | None] | None:
-    """Return the users that the changed quotas are of; None: of others too, since defaults or client ids have changed.
+    """Return the users whose quotas have changed; None if a default or the quota of a client id has.
 
-    To look for the quota of 10,000 rates takes 70 ms, so a change of one user's quota looks at that user's only.
+    Looking up the quotas of 10,000 rates takes 70 ms, so a change of one user's quota looks up only that user's.
     """
     missing: Mapping[str, float] = {}
     entities = before.keys() | after.keys()

@@ -1,16 +1,16 @@
-"""How many producers each user has lately begun in the partitions that this broker leads, and the bound on it. Pure.
+"""The bound on the producers that a user begins within some minutes in the partitions that this broker leads. Pure.
 
 A log remembers each producer id for `producer.id.expiration.ms`, and for LIVE_MS at least
-(`broker/log/producer_state.py`): up to `producer.ids.max` of them, in each partition. So a user with a topic of many
-partitions could have a broker remember very many. What can be forgotten is, once all logs together have too many
-(`LogManager`). What cannot be forgotten is bounded here: within LIVE_MS, a user begins MOST_BEGUN producers, each
-counted in each partition.
+(`broker/log/producer_state.py`), up to `producer.ids.max` of them in each partition. So a user with a topic of many
+partitions could fill a broker's memory. Once all logs together remember too many ids, they forget idle ones
+(`LogManager`). Ids that they may not forget yet are bounded here: within LIVE_MS a user may begin MOST_BEGUN
+producers. A producer counts once in each partition that it writes to.
 
     first batch of a producer id that its partition does not know    `admit` allows or refuses it; it counts once it is
                                                                      in the log
-    any other batch                                                  not looked at
+    any other batch                                                  is not counted
 
-The bound needs no memory of who began what: a count leaves after WINDOW_MS, when what it stands for can be forgotten.
+No id is kept here: a count is dropped after WINDOW_MS, when the logs may forget the ids that it stands for.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from raftlog.errors import BrokerOverloaded
 
 MOST_BEGUN: Final = 250_000
 """150 to 475 MB of the leader's memory, and of each follower's."""
-Begins = Callable[[], Callable[[], None]]
+AdmitProducer = Callable[[], Callable[[], None]]
 """`NewProducers.admit` for one user."""
 SLOTS: Final = 10
 SLOT_MS: Final = LIVE_MS // SLOTS
 WINDOW_MS: Final = LIVE_MS + SLOT_MS
-"""What a slot counts may be up to a slot younger than the slot."""
+"""One slot more, since the last producer of a slot may have begun at its end."""
 
 
 class _Begun:
@@ -43,7 +43,7 @@ class _Begun:
         self.slots: deque[tuple[int, int]] = deque()
 
     def forget(self, slot: int) -> None:
-        """Forget what is too old in a slot."""
+        """Drop the counts that are too old when `slot` begins."""
         while self.slots and self.slots[0][0] < slot - SLOTS:
             self.count -= self.slots.popleft()[1]
 
@@ -56,7 +56,7 @@ class _Begun:
 
 
 class NewProducers:
-    """The bound for all partitions that a broker leads. `now_ms`: returns the monotonic time."""
+    """The counts of all users. `now_ms` returns the monotonic time."""
 
     def __init__(self, now_ms: Callable[[], float], most: int = MOST_BEGUN) -> None:
         self._now_ms = now_ms
@@ -65,7 +65,7 @@ class NewProducers:
         self._slot = 0
 
     def count(self, name: str) -> int:
-        """Return how many a user has begun lately."""
+        """Return how many producers a user has begun within the window."""
         begun = self._begun.get(name)
         return 0 if begun is None else begun.count
 
@@ -86,8 +86,8 @@ class NewProducers:
         begun = self._begun.setdefault(name, _Begun())
         if begun.count >= self._most:
             raise BrokerOverloaded(
-                f"{name} has begun {begun.count} producers within the last {WINDOW_MS // 60_000} minutes in partitions "
-                f"that this broker leads, each counted in each partition, and may begin {self._most}: use fewer "
-                "producers and keep them open, or write to fewer partitions with each"
+                f"{name} has begun {begun.count} producers within the last {WINDOW_MS // 60_000} minutes on this "
+                f"broker (each counts once for each partition), and may begin {self._most}: use fewer producers and "
+                "keep them open, or write to fewer partitions with each"
             )
         return partial(begun.add, slot)

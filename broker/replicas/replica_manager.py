@@ -373,6 +373,7 @@ class ReplicaManager:
         self.counters = Counters()
         """Shared with the sessions that use this manager."""
         self.new_producers = NewProducers(clock.monotonic_ms)
+        """Likewise: the bound on the producers that a user begins."""
         self.on_applied: Callable[[bool], None] | None = None
         """Called after every change that is in effect; True when leaderships were gained or lost."""
         self.on_term: list[Callable[[Partition], None]] = []

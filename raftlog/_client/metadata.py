@@ -324,7 +324,7 @@ class MetadataCache:
         return None if address is None else self._inquiry.silent_since(address)
 
     def learn(self, topic: str, topic_id: bytes, partition: int, error: common_pb2.Error) -> None:
-        """Apply the leader hint of a refusal, or request a refresh. `topic_id`: of the request that was refused."""
+        """Apply the leader hint of a refusal, or request a refresh. `topic_id`: the topic of the refused request."""
         if error.HasField("leader") and self.view.apply_hint(topic, topic_id, partition, error.leader):
             asyncio.get_running_loop().call_soon(self._notify)  # later: the caller may hold its lock
             if error.leader.leader_id in self.view.brokers:

@@ -721,7 +721,7 @@ class _Flight:
     def __init__(self, sent_ms: float) -> None:
         self.batches: list[Batch | None] = []
         self.topic_ids: list[bytes] = []
-        """The topic that each batch was sent to: another one may have its name when the answer comes."""
+        """The id of the topic that each batch was sent to: when the answer comes, another topic may have its name."""
         self.sent_ms = sent_ms
 
     def add(self, batch: Batch, topic_id: bytes) -> None:
@@ -1041,8 +1041,7 @@ class ProduceStream:
         self._queues: dict[PartitionQueue, None] = {}
         self._in_flight: dict[int, _Flight] = {}
         self._written: OrderedDict[int, list[tuple[PartitionQueue, bytes, int] | None]] = OrderedDict()
-        """Requests with acks=0, oldest first: of each batch the queue, and the topic id and leader epoch it was sent
-        under."""
+        """Requests with acks=0, oldest first; of each batch its queue, topic id, and leader epoch when sent."""
         self._unproven_since_ms: float | None = None
         """With acks=0: when the first request was written after the broker was last probed."""
         self._ready = asyncio.Event()
@@ -2565,7 +2564,7 @@ class ProducerEngine:
     ) -> tuple[Batch, Batch] | None:
         """Settle a batch that the broker refused; under the lock. Return its halves to encode, if it was split.
 
-        `topic_id`: of the topic that it was sent to.
+        `topic_id`: the topic that it was sent to.
         """
         queue = batch.queue
         error = from_wire(wire_error)

@@ -211,8 +211,9 @@ class ClusterCache:
     def apply_hint(self, topic: str, topic_id: bytes, partition: int, hint: common_pb2.LeaderHint) -> bool:
         """Apply the leader hint of a refusal (KIP-951); return whether it was new.
 
-        `topic_id`: the topic that was refused. A hint may come late, when another topic has the name: its leader epochs
-        begin at 0 again, and as an epoch never goes back, the client would stay with a leader that there never was.
+        `topic_id`: the topic of the refused request. A late hint may be about a deleted topic whose name another topic
+        has now. That topic's leader epochs begin at 0, so the client, which accepts no lower epoch than it has seen,
+        would ignore its true leaders from then on.
         """
         known = self.topics.get(topic)
         if known is None or known.topic_id != topic_id or partition >= len(known.partitions):

@@ -378,7 +378,7 @@ def server(
         arguments.append("--insecure")
     command = server_command(*arguments)
     sys.stdout.flush()
-    # Ctrl-C waits until the server's program can take it, instead of ending its imports with a traceback.
+    # Ctrl-C stays pending until the server can handle it: during its imports Python would print a traceback.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     os.execve(command[0], command, server_environment())
 

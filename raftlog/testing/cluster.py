@@ -455,13 +455,13 @@ def _check_keywords(given: Iterable[str]) -> None:
     """Refuse a keyword that is neither a parameter of `Cluster` nor a key of servers.
 
     Raises:
-        InvalidConfig: its message names the nearest one.
+        InvalidConfig: there is one; the message names the nearest valid keyword.
     """
     keys = ServerKeywords.__annotations__
     for name in given:
         if name not in keys:
             near = difflib.get_close_matches(name, [*inspect.signature(Cluster).parameters, *keys], n=1)
             raise InvalidConfig(
-                f"Cluster has no parameter {name!r}, and servers have no such key"
-                + (f"; did you mean {near[0]!r}?" if near else "; docs/configuration.md lists the keys of servers")
+                f"{name!r} is neither a parameter of Cluster nor a server key"
+                + (f"; did you mean {near[0]!r}?" if near else "; docs/configuration.md lists the server keys")
             )

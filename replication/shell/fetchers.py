@@ -46,7 +46,7 @@ REFUSED_RETRY_S: Final = 1.0
 SILENCE_S: Final = 2.0
 """A leader that is silent for this long counts as gone; paused or cut off, it keeps its connections open."""
 UNREACHABLE_AFTER_S: Final = 5.0
-"""A leader that cannot be reached for this long is logged. One that has died is replaced sooner."""
+"""After this time an unreachable leader is logged. A leader that has died is replaced sooner."""
 LINGER_S: Final = 1.0
 """How long a link without partitions stays open; leaderships often come back."""
 BATCHES_IN_A_TURN: Final = 64
@@ -320,7 +320,9 @@ class LeaderLink:
         while (frames := await call.read()) is not aio.EOF:
             if frames is None:
                 raise InvalidRequestError(f"broker {self._leader_id} sent a message that is not a ReplicateResponse")
-            self._heard_ms = now_ms()  # an empty message, a sign of life, has no pieces
+            self._heard_ms = (
+                now_ms()
+            )  # also for an empty message, which has no pieces: it says that the leader is alive
             for number, piece in enumerate(in_pieces(frames, BATCHES_IN_A_TURN)):
                 if number:
                     await asyncio.sleep(0)
@@ -378,8 +380,8 @@ class LeaderLink:
         ):
             self._told_unreachable = True
             logger.warning(
-                "cannot reach broker %d at %s, whose partitions this broker follows: %s; if other nodes cannot reach "
-                "it either, correct its advertised.inter.node.listener; trying again",
+                "cannot reach broker %d at %s, whose partitions this broker follows: %s; trying again. If other nodes "
+                "cannot reach it either, correct its advertised.inter.node.listener",
                 self._leader_id,
                 self._address,
                 trouble,

@@ -71,7 +71,7 @@ class WakeTimer:
             await self._event.wait()
 
     def ring_at(self, deadline_ms: float) -> None:
-        """Ring at this time of `now_ms` at the latest."""
+        """Ring at `deadline_ms` at the latest."""
         if self._timer is None or deadline_ms < self._timer_ms:
             self.close()
             self._timer_ms = deadline_ms

@@ -8,8 +8,8 @@ Exactly once: tasks stage their rows, and one decision of the driver commits the
 Every attempt of a task stages with its own producer, hidden from read_committed consumers, and reports the token of its
 stage to the driver. The driver's commit names the tokens of successful attempts, and the cluster remembers the number
 of the batch. If Spark writes a committed batch again, it is recognized, whatever partitions and order its rows have.
-Spark repeats only its last batch. A stream that writes an earlier one runs on a checkpoint that is older than what was
-written, and may have planned other rows for that number (`OldCheckpoint`).
+Spark repeats only its last batch. A query that writes an earlier one runs on an old checkpoint, and may have planned
+other rows for that number: it fails with `OldCheckpoint`.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ a time, because a Python worker of Spark runs its tasks one after the other."""
 
 
 class OldCheckpoint(RuntimeError):
-    """A stream writes a batch before the last one that its sink has committed."""
+    """A query writes a batch with a lower number than the last one that its sink has committed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +206,7 @@ def write_staged(
     """Stage all rows of a task, and wait until they are acknowledged; stage nothing if the batch is already committed.
 
     Raises:
-        OldCheckpoint: the sink has committed a later batch of the stream.
+        OldCheckpoint: the sink has committed a later batch of the query.
         RaftlogError: a record was refused or not acknowledged in time; Spark may retry the task.
     """
     from raftlog.errors import BatchAlreadyCommitted, SinkMismatch
@@ -220,10 +220,10 @@ def write_staged(
         if last_batch > batch.batch_id and batch.query_id is not None:
             raise OldCheckpoint(
                 f"the sink {sink_id} has committed batch {last_batch}, and this query writes batch {batch.batch_id}: "
-                "its checkpoint is older, for example restored from a copy, or another driver runs on it. The rows of "
-                "this batch may be others than those committed under its number, so they are not skipped. Restore the "
-                "newest checkpoint. Or set txn.app.id to a new name: then all rows since this checkpoint are written, "
-                "those that are there already once more"
+                "its checkpoint is old, for example restored from a copy, or another driver runs on the same one. This "
+                "batch may have other rows than the committed one of its number, so the sink does not skip it. Restore "
+                "the newest checkpoint. Or set txn.app.id to a new name: then all rows since this checkpoint are "
+                "written, and those that are in the topic already appear twice"
             )
         if last_batch >= batch.batch_id:
             return Staged(0, writer.already_committed(batch.batch_id), target, batch.run_id)

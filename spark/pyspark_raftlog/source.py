@@ -223,15 +223,15 @@ class Planner:
             if part in now.positions and part.topic not in made_again
         }
         now = self._not_shorter(going_on, now)
-        new = self.begins_of_new((part for part in now.positions if part not in going_on), made_again)
+        new = self.first_offsets((part for part in now.positions if part not in going_on), made_again)
         positions = {
             part: new[part] if part in new else min(going_on[part], now.positions[part]) for part in now.positions
         }
         ends = {part: max(now.positions[part], positions[part]) for part in positions}
         return Offsets(positions, now.topic_ids), Offsets(ends, now.topic_ids)
 
-    def begins_of_new(self, new: Iterable[TopicPartition], made_again: Set[str]) -> dict[TopicPartition, int]:
-        """Return where new partitions begin. `made_again`: topics whose loss was reported already.
+    def first_offsets(self, new: Iterable[TopicPartition], made_again: Set[str]) -> dict[TopicPartition, int]:
+        """Return the first offsets of new partitions. `made_again`: topics whose loss was reported already.
 
         Raises:
             DataLoss: one has lost its first records, and `failOnDataLoss` is true.
@@ -496,7 +496,7 @@ class StreamSource(_Source, DataSourceStreamReader, SupportsTriggerAvailableNow)
         }
         new = [part for part in last.positions if part not in first.positions or part.topic in made_again]
         begin = {part: at for part, at in first.positions.items() if part.topic not in made_again}
-        begin |= planner.begins_of_new(new, made_again)  # asked again: records may have expired since `latestOffset`
+        begin |= planner.first_offsets(new, made_again)  # asked again: records may have expired since `latestOffset`
         if start != self._initial or self._initial_stays:
             for part, at in sorted(begin.items()):
                 if at > last.positions.get(part, at):

@@ -179,7 +179,7 @@ def test_a_node_that_was_alone_grows_by_the_documented_steps(tmp_path: Path) -> 
     assert f"`raftlog quorum describe --config {file}` shows it" in again.stderr.replace("FILE", str(file))
 
 
-def test_variables_count_as_they_do_for_the_server(tmp_path: Path) -> None:
+def test_quorum_commands_read_environment_variables_as_the_server_does(tmp_path: Path) -> None:
     file = tmp_path / "server.toml"
     file.write_text('log.dirs = "/nowhere"\n')
     described = subprocess.run(

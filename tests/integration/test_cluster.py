@@ -176,7 +176,7 @@ def test_a_directory_belongs_to_one_cluster_until_it_ends(tmp_path: Path) -> Non
 )
 def test_a_mistyped_keyword_is_refused_at_once(keyword: str, guess: str) -> None:
     keywords: dict[str, Any] = {keyword: 1}
-    with pytest.raises(InvalidConfig, match=f"no parameter '{keyword}'.*{guess}"):
+    with pytest.raises(InvalidConfig, match=f"'{keyword}' is neither a parameter.*{guess}"):
         Cluster(**keywords)
 
 

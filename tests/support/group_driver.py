@@ -131,7 +131,7 @@ class GroupDriver:
     ) -> None:
         self.user = ""
         self.kept_bound = kept_bound(lambda user: self.core.kept.get(user, 0), most_kept_bytes)
-        self.members_bound = members_bound(lambda user: self.core.members_taken.get(user, 0), most_members_bytes)
+        self.members_bound = members_bound(lambda user: self.core.members_bytes.get(user, 0), most_members_bytes)
         self.bound = NO_BOUND
         if most_of_user is not None:
             self.bound = UserBound(

@@ -295,9 +295,9 @@ class Context:
     partition_count: Callable[[str], int]
     """How many partitions the topics have that the members of a group (by id) subscribe to."""
     kept: AmountBound = NO_AMOUNT_BOUND
-    """On what the committed offsets of a user's groups take."""
+    """The bound on the memory for the committed offsets of a user's groups."""
     members: AmountBound = NO_AMOUNT_BOUND
-    """On what the members of a user's groups take."""
+    """The bound on the memory for the members of a user's groups."""
 
     def name_of(self, topic_id: bytes, group: Group) -> str:
         """Return a topic's name; of a deleted one as the group has known it."""
@@ -365,10 +365,11 @@ class Change:
             )
 
     def check_member(self, member: Member) -> None:
-        """Check that there is room for what a member subscribes to and says, beside what the other members do.
+        """Check that a member, as it is about to be, keeps the group and its user within their bounds.
 
         Raises:
-            GroupMaxSizeReached, PolicyViolation: there is none.
+            GroupMaxSizeReached: the members would subscribe to too many topics together.
+            PolicyViolation: the members of the user's groups would take too much memory.
         """
         draft, topics = self.draft, member.subscription.topics
         known = draft.members.get(member.member_id) or draft.members.get(draft.instances.get(member.instance_id, ""))

@@ -97,7 +97,7 @@ __all__ = [
 class Join:
     """The first request of a stream. `host`: where it comes from, for people. `user`: see `user_of`.
 
-    `reports_late`: a Kafka client, which reports partitions only once it reads them; see `Session`.
+    `reports_late`: the member is a Kafka client, which reports a partition only once it reads it (`Session`).
 
     Answered with `GroupResponse.assignment` (at once for a member that is back, else when the assignment is made), or
     with an error, which ends the stream.

@@ -70,7 +70,7 @@ class WatchedTopics:
         self._counts: Counter[str] = Counter()
         """How many names the members of a group have together, each member's counted by themselves."""
         self._partitions: Counter[str] = Counter()
-        """How many partitions the topics of a group had together at the last look, each topic counted once."""
+        """How many partitions the topics of a group have together, as of the last `look`; each topic counts once."""
         self._groups: dict[str, dict[str, None]] = {}
         self._topics = topics
 
@@ -343,7 +343,7 @@ GROUP_WORK: Final = 0.05
 MEMBER_WORK: Final = 0.2
 """To begin a member's session."""
 EXPELLED_AT_ONCE: Final = 20
-"""Members of a group whose user has too much of them."""
+"""Members of one group that are removed at a time when its user is above the bound."""
 OFFSET_WORK: Final = 0.005
 """To look at a committed offset."""
 
@@ -368,8 +368,8 @@ class GroupCoordinator:
     """State of the groups of one shard.
 
     `assignors`: by name, in the server's order of preference; the first is the default. `may_upgrade`: whether every
-    broker of the cluster knows groups with members of both protocols. `bound`: on the groups of a user.
-    `kept_bound`: on what their offsets take. `members_bound`: on what their members take.
+    broker of the cluster knows groups with members of both protocols. `bound`: on the number of a user's
+    groups. `kept_bound`, `members_bound`: on the memory for their committed offsets, and for their members.
     """
 
     def __init__(
@@ -405,7 +405,7 @@ class GroupCoordinator:
         self._kept = Amounts()
         self._members = Amounts()
         self._counted: dict[str, tuple[str, int]] = {}
-        """By group: for whom its members count, and how much."""
+        """Group id -> the user for which its members count, and their bytes."""
         self._committed = CommittedTopics()
         # Groups that are still to be looked at, the next one last:
         self._beginning: list[str] = []
@@ -435,16 +435,16 @@ class GroupCoordinator:
         return self._kept.counts
 
     @property
-    def members_taken(self) -> Mapping[str, int]:
-        """What the members of each user's groups take, in bytes; not to be changed."""
+    def members_bytes(self) -> Mapping[str, int]:
+        """The memory for the members of each user's groups, in bytes; not to be changed."""
         return self._members.counts
 
     def _count_members(self, group: Group) -> None:
-        """Count what the members of a group take from now on."""
+        """Count the memory of a group's members anew, after a change."""
         size = group.members_bytes
         soft = self._soft.get(group.group_id)
         if soft is not None and soft.classic is not None:
-            size += soft.classic.taken_bytes
+            size += soft.classic.memory_bytes
         if group.head is None or group.head.classic is None:
             size += self._watched.partitions_of(group.group_id) * ASSIGNED_BYTES
         user, before = self._counted.get(group.group_id, ("", 0))
@@ -572,7 +572,7 @@ class GroupCoordinator:
                 change.finish()
             else:
                 classic.follow(change, command)
-                if group_id in self._groups:  # else its first record counts them
+                if group_id in self._groups:  # else the group's first record counts them
                     self._count_members(group)
         else:
             rest = rest or begin(command, change, group)
@@ -676,7 +676,7 @@ class GroupCoordinator:
         if group.group_id in self._grown:
             try:
                 self._context.members.check(change.draft.user, 1)
-            except RaftlogError as refusal:  # topics have come, or grown, that its members waited for
+            except RaftlogError as refusal:  # subscribed topics were created, or have grown
                 work.done += EXPELLED_AT_ONCE
                 return membership.expel_some(change, refusal, EXPELLED_AT_ONCE)
             self._grown.discard(group.group_id)

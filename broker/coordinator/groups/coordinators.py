@@ -109,7 +109,7 @@ class GroupCoordinators(Coordinators[Command, TopicsView]):
         return sum(core.kept.get(user, 0) for core in self._cores())
 
     def _members_of(self, user: str) -> int:
-        return sum(core.members_taken.get(user, 0) for core in self._cores())
+        return sum(core.members_bytes.get(user, 0) for core in self._cores())
 
     def _cores(self) -> Iterator[GroupCoordinator]:
         cores = (shard.core for _, shard in self.shards())

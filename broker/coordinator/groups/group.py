@@ -56,16 +56,16 @@ class Member:
 
 
 MEMBER_BYTES: Final = 2_000
-"""What a member takes in memory, besides the topics that it names and the bytes of the classic protocol."""
+"""Memory of a member, besides its topic names and the bytes of the classic protocol."""
 ASSIGNED_BYTES: Final = 600
-"""What a partition takes in a group in which the coordinator assigns: in the target, the assignment, and its member's
+"""Memory of a partition in a group in which the coordinator assigns: in the target, the assignment, and the member's
 session."""
 NAME_BYTES: Final = 150
-"""What a name of a subscription takes, besides its characters."""
+"""Memory of a topic name in a subscription, besides its characters."""
 
 
 def member_bytes(member: Member | None) -> int:
-    """Return what a member's description takes in memory, about; 0: there is none."""
+    """Return about how much memory a member's description takes; 0 for None."""
     if member is None:
         return 0
     topics, classic = member.subscription.topics, member.classic
@@ -76,7 +76,7 @@ def member_bytes(member: Member | None) -> int:
 
 
 def protocols_bytes(protocols: tuple[tuple[str, bytes], ...]) -> int:
-    """Return how many bytes a classic member says with the protocols that it offers."""
+    """Return the size of the protocols that a classic member offers."""
     return sum(len(name) + len(said) for name, said in protocols)
 
 
@@ -191,7 +191,7 @@ class Group:
         self.kept_bytes = 0
         """What the committed offsets and the pending ones take in memory."""
         self.members_bytes = 0
-        """What the members' descriptions take in memory."""
+        """Memory of the members' descriptions."""
 
     @property
     def gone(self) -> bool:

@@ -352,7 +352,7 @@ def give_up(change: Change, member_id: str) -> None:
 
 
 def expel_some(change: Change, why: RaftlogError, most: int) -> bool:
-    """Remove some members, and tell them why; return whether others are left."""
+    """Remove up to `most` members, and tell them why; return whether others are left."""
     some = list(islice(change.draft.members, most))
     if not some:
         return False

@@ -27,11 +27,12 @@ class Session:
     proves the arrival of everything pushed before the last answer (`_arrived`), and the first heartbeat that of the
     answer to the join.
 
-    A raftlog client reports the partitions that it may begin to read as well. A Kafka client (`reports_late`) reports a
-    partition once it reads it, which may be long after it was told of it, and sends heartbeats without a report
-    meanwhile. Such a heartbeat releases no partition that the client was told of (`_told`). A report does, because the
-    client sends one only while it takes no partitions. What was pushed and taken away again between two heartbeats was
-    in no response: the client reports nothing then, as it has what it is told, so it must not be waited for.
+    A raftlog client also reports the partitions that it is about to read. A Kafka client (`reports_late`) reports a
+    partition only once it reads it, which may be long after the assignment; until then its heartbeats report nothing.
+    Such a heartbeat releases none of the partitions that the client was assigned (`_told`). A report releases those
+    that it does not list, because the client sends no report while it is taking partitions. What was
+    pushed and taken away again between two heartbeats was in no response: the client has what it is told then, and
+    reports nothing, so the coordinator does not wait for it.
     """
 
     deadline_ms: float
@@ -48,7 +49,7 @@ class Session:
     _arrived: int = 0
     _taken_away: dict[TopicPartition, int] = field(default_factory=dict)
     _told: set[TopicPartition] = field(default_factory=set)
-    """With `reports_late`: partitions that the member was told of and has not released since."""
+    """With `reports_late`: partitions that the member was assigned and has not released since."""
     _returned: set[TopicPartition] = field(default_factory=set)
     """Partitions that were taken away and given back before the member had released them."""
     _stopped: set[TopicPartition] = field(default_factory=set)
@@ -100,8 +101,8 @@ class Session:
         """Note a heartbeat (`owned` None: unchanged); return the released ones of `pending`.
 
         Where the member reads none of the others, but may not have had the assignment without them when it said so, it
-        is told that assignment once more: it answers with a heartbeat, and that one is sure. Not so a member that
-        reports late and has reported nothing: its next report is waited for.
+        is told that assignment once more: it answers with a heartbeat, and that one is sure. Except a
+        member that reports late and has reported nothing: the coordinator waits for its next report.
         """
         before = self.owned
         if owned is not None:

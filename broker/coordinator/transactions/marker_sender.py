@@ -6,9 +6,9 @@
 
 A user has `MOST_TARGETS` partitions and groups under way at a time, and users take turns: one request may end a
 transaction of 10,000 partitions, each of which costs its replicas an append and an fsync. The next ones follow as these
-are answered, so what the brokers can do sets the pace (docs/adr/0053). Markers that are written count for the
-`request_percentage` of the user, at the broker that coordinates the transaction: by what they cost on the average,
-since most of that is other brokers' time (docs/adr/0057).
+are answered, so what the brokers can do sets the pace (docs/adr/0053). Written markers count for the user's
+`request_percentage` at the broker that coordinates the transaction: by their average cost, since other brokers bear
+most of it (docs/adr/0057).
 
 Markers for the same partition in one turn share a control batch. Markers are idempotent (docs/transactions.md), so
 those not known to be written are sent again, to the leader by the newest metadata.
@@ -212,8 +212,8 @@ MOST_TARGETS: Final = 64
 Markers that wait meanwhile for the same target go there in one batch."""
 BATCH_MS: Final = 0.25
 MARKER_MS: Final = 0.02
-"""What a batch of markers, and each of them, counts of `request_percentage`: a leader appends a batch in 0.12 ms, and
-its followers do so too."""
+"""How much a batch of markers, and each marker in it, counts for `request_percentage`: a leader takes 0.12 ms to append
+a batch, and each follower appends it too."""
 HOLDS_S: Final = 1.0
 """How long a target that does not answer counts for that. Its markers may be committed only when more replicas are in
 sync."""
@@ -311,7 +311,7 @@ class MarkerSender:
         resting -> ready    after the pause, or as soon as it has another leader
 
     `group_broker` returns the broker that coordinates a group, and raises if there is none. `charge` is called with a
-    user, and how many ms its markers count that have been written.
+    user, and the ms that its written markers count.
     """
 
     def __init__(
@@ -502,7 +502,7 @@ class MarkerSender:
             self._attempts.pop(target, None)
 
     def _charge_written(self, jobs: Jobs, errors: Errors) -> None:
-        """Charge the markers that this batch has written, and no failed attempts: those are not the users' doing."""
+        """Charge the markers that were written. A failed attempt is free: the users have not caused it."""
         users = [job.pending.user for job, error in zip(jobs, errors, strict=True) if error is None]
         for user, count in Counter(users).items():
             if user:

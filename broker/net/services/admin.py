@@ -306,9 +306,9 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self._clock = clock
         self._log_levels = LogLevels(config.log_level)
         self._under_way = 0
-        """Replicas that commands of this broker under way will add."""
+        """Replicas that this broker's commands in flight will add."""
         self._under_way_of: Counter[str] = Counter()
-        """Likewise the partitions of each user, above 0."""
+        """Likewise the partitions of each user's topics, above 0."""
 
     @answered(admin_pb2.CreateTopicResponse)
     async def CreateTopic(
@@ -593,9 +593,9 @@ class AdminService(admin_pb2_grpc.AdminServicer):
 
     @contextmanager
     def _adding(self, topic: str, partitions: int, added: int, replication_factor: int, user: str) -> Iterator[None]:
-        """Enforce the limits of this broker's configuration, and count what is added until the end of the block.
+        """Enforce the limits of this broker's configuration, and count the added partitions during the block.
 
-        Then the image has it: else calls at the same time would each pass. `user`: the one that has made the topic.
+        At its end the image has them. Otherwise concurrent calls could each pass. `user`: the creator of the topic.
 
         Raises:
             PolicyViolation: the topic, the cluster or the user would have too many.
@@ -614,7 +614,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
                 del self._under_way_of[user]
 
     def _check_user(self, topic: str, added: int, user: str) -> None:
-        """Check that the topics of a user may get more partitions; "" has no limit, nor has an administrator's call."""
+        """Check `max.partitions.per.user`, or raise PolicyViolation. It bounds neither user "" nor administrators."""
         who = caller.get()
         if not user or added <= 0 or who.may(Acl.ALTER, Acl.CLUSTER, CLUSTER_NAME, log=False):
             return

@@ -53,9 +53,9 @@ def space(picture: Picture) -> Iterator[Problem]:
             yield Problem(
                 severity,
                 f"{counted(len(where), 'metadata directory is', 'metadata directories are')} nearly full; a controller "
-                "whose directory is full cannot lead, and accepts no changes of the metadata",
+                "with a full directory cannot lead or accept changes of the metadata",
                 tuple(where),
-                "remove what else is on that disk, or use a larger one (metadata.log.dir)",
+                "remove other files from that disk, or move metadata.log.dir to a larger one",
             )
         else:
             yield Problem(

@@ -116,7 +116,7 @@ def min_isr_one(picture: Picture) -> Iterator[Problem]:
 
 
 def min_isr_in_file(picture: Picture) -> Iterator[Problem]:
-    """Find topics whose min.insync.replicas only the brokers know, from their files."""
+    """Find topics whose min.insync.replicas is set only in the brokers' files, which controllers do not read."""
     found = {}
     for topic in picture.topics or ():
         least = (picture.configs or {}).get(topic.name, {}).get("min.insync.replicas")
@@ -125,9 +125,9 @@ def min_isr_in_file(picture: Picture) -> Iterator[Problem]:
     if found:
         yield Problem(
             "note",
-            f"{counted(len(found), 'topic has', 'topics have')} min.insync.replicas only from the files of brokers, "
-            "and controllers do not know it: after a stop of all brokers only the last one in sync may lead, although "
-            "others have all committed records",
+            f"{counted(len(found), 'topic has', 'topics have')} min.insync.replicas only from the brokers' files, "
+            "which controllers do not read: after all brokers have stopped, only the last replica in sync may lead, "
+            "although others have all committed records",
             tuple(found),
             f"raftlog config set broker default min.insync.replicas={max(found.values())}",
         )
@@ -194,7 +194,7 @@ TOPICS_CHECKS = (
     Check("topic-min-isr-one", "topics whose leader may acknowledge alone", ("topics", "configs"), min_isr_one),
     Check(
         "topic-min-isr-in-file",
-        "topics whose min.insync.replicas controllers do not know",
+        "topics whose min.insync.replicas is only in the brokers' files",
         ("topics", "configs"),
         min_isr_in_file,
     ),

@@ -157,9 +157,9 @@ def astray(topics: Iterable[TopicDescription], broker_id: int) -> list[Astray]:
 
 
 def behind(topics: Iterable[TopicDescription], broker_id: int) -> list[TopicPartition]:
-    """Return the partitions that the broker has a replica of, but is not in sync with.
+    """Return the partitions of which the broker has a replica that is not in sync.
 
-    Partitions without a leader are left out: no replica comes in sync with those.
+    Partitions without a leader are left out: their replicas cannot come in sync.
     """
     return [
         TopicPartition(name, part.partition)
@@ -361,8 +361,8 @@ def undrain(
 
         if wait:
             late = (
-                f"broker {target.broker_id} is no longer drained, but is not in sync, or does not lead all of its "
-                "partitions, after"
+                f"broker {target.broker_id} is no longer drained, but it is not in sync, or does not lead its "
+                "partitions again, after"
             )
             until_done(look, timeout_s, late, every_s=DRAIN_LOOK_EVERY_S)
         else:

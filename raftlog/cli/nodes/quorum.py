@@ -130,16 +130,16 @@ def set_voters(
 
 
 def _read(config: Path, *cluster_id: str) -> dict[str, Any]:
-    """Return directory, node_id, cluster_id and voters as the server reads them from file and environment.
+    """Return directory, node_id, cluster_id and voters as the server reads them from the file and the environment.
 
-    `cluster_id` takes the place of what is set.
+    `cluster_id` replaces the configured one.
     """
     found: dict[str, Any] = ask_server_packages(_READ_CONFIG, str(config), *cluster_id)
     return found
 
 
 def _directory(config: Path) -> str:
-    """Return the metadata directory. The id of its cluster need not be set yet: `describe` is how to learn it."""
+    """Return the metadata directory. `cluster.id` may still be missing: `describe` shows it to the operator."""
     directory: str = _read(config, "the directory has it")["directory"]
     return directory
 

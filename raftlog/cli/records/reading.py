@@ -424,7 +424,7 @@ class GroupReading:
     Without following it stops at the ends that its partitions have when they are assigned, or at once if the group
     assigns none. The time limit of `polls` starts with the constructor, so it includes joining.
 
-    While the coordinator cannot store offsets, for example because its disk is full, it goes on if it follows, and
+    If the coordinator cannot store offsets, for example because its disk is full, a reading that follows goes on, and
     commits them with those of later records.
     """
 
@@ -437,7 +437,7 @@ class GroupReading:
         self._retry_at_s = 0.0
         self._note = ""
         self._uncommitted: dict[TopicPartition, int] = {}
-        """Offsets of printed records that are yet to be committed."""
+        """Offsets of printed records, not committed yet."""
         self._refused = False
         self._began_s = time.monotonic()
         consumer.subscribe(topics, listener=Told(self._forget))
@@ -449,7 +449,7 @@ class GroupReading:
             LeaderNotAvailable: no record came within the time limit, and leaders are unreachable or, without
                 following, partitions are not at their ends.
             CoordinatorNotAvailable: no record came, and this consumer is not a member of the group.
-            RetriableError: offsets were not committed in time; with following only at the end.
+            RetriableError: offsets were not committed in time; if it follows, only at the end.
         """
         left = max_records
         last_record = self._began_s

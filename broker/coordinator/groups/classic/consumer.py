@@ -20,7 +20,7 @@ CONSUMER: Final = "consumer"
 MAX_TOPICS: Final = 10_000
 MAX_PARTITIONS: Final = 100_000
 NAMES_FROM: Final = 6
-"""Bytes before the first name."""
+"""Bytes of a subscription before its first topic name: the version, and the number of names."""
 OWNED_FROM: Final = 1
 RACK_FROM: Final = 3
 NEWEST: Final = 3
@@ -116,7 +116,7 @@ def written_assignment(version: int, topics: Mapping[str, Sequence[int]]) -> byt
 
 
 def count_named(said: bytes) -> int:
-    """Return how many topics a member's bytes say that they name, whatever they are; at most so many are read."""
+    """Return the number of topics that a subscription claims to name; no more are read, even of invalid bytes."""
     if len(said) < NAMES_FROM:
         return 0
     (count,) = struct.unpack_from(">i", said, NAMES_FROM - 4)

@@ -73,16 +73,16 @@ NEW_MEMBER_TIMEOUT_MS: Final = 300_000
 MAX_BYTES: Final = 4 << 20
 """What the members of a group may say and get, all together: it is written as one batch."""
 PENDING_BYTES: Final = 350
-"""What a member id takes in memory that was given out, besides its timer."""
+"""Memory of a member id that was given out (KIP-394), besides its timer."""
 TIMER_BYTES: Final = 250
-"""What a timer takes until it goes off. It does so at its time, which may be half an hour away, even if its member has
+"""Memory of a timer until it fires. It fires when it is due, which may be in half an hour, even if its member has
 left."""
 WHOLE_GROUP: Final = ""
 """Stands for the group where a timer names a member."""
 
 
 def no_bound(more_bytes: int) -> None:
-    """Of a group by itself, as in tests."""
+    """Accept any size: the check of a group without a bound, as in tests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,13 +160,13 @@ class ClassicMember:
         return protocols_bytes(self.protocols) + len(self.assignment)
 
     @property
-    def taken_bytes(self) -> int:
-        """Return what it takes in memory, about, without its assignment."""
-        return said_bytes(self.protocols)
+    def memory_bytes(self) -> int:
+        """About how much memory it takes, without its assignment."""
+        return member_memory_bytes(self.protocols)
 
 
-def said_bytes(protocols: Protocols) -> int:
-    """Return what a member takes that offers these protocols: here, or in its record with one of them."""
+def member_memory_bytes(protocols: Protocols) -> int:
+    """Return about how much memory a member takes that offers these protocols, here or in its record."""
     names = max((count_named(said) for _, said in protocols), default=0)
     return MEMBER_BYTES + NAME_BYTES * names + protocols_bytes(protocols)
 
@@ -203,12 +203,13 @@ class ClassicGroup:
         """Members of this generation that have not asked for its assignment."""
         self.effects = Effects()
         self._size = 0
-        """Of all members. Like the next ones it is kept, so that a join looks at no other member."""
-        self._taken_bytes = 0
+        """Of all members. Like the following sums it is kept, so that a join looks at no other member."""
+        self._memory_bytes = 0
+        """Of all members, without their assignments."""
         self._timers = 0
-        """That have not gone off yet."""
-        self._given_bytes = 0
-        """Of the assignments that were given out last: their records are there until there are others."""
+        """How many timers have not fired yet."""
+        self._assigned_bytes = 0
+        """Of the last assignments: their records stay until the next ones replace them."""
         self._offered: Counter[str] = Counter()
         """By how many members each protocol is offered."""
         self._joining = 0
@@ -239,7 +240,7 @@ class ClassicGroup:
         for member in members:
             group.members[member.member_id] = member
             group._count(member, 1)
-            group._given_bytes += len(member.assignment)
+            group._assigned_bytes += len(member.assignment)
             if member.instance_id:
                 group.instances[member.instance_id] = member.member_id
             group._heard(member, now_ms)
@@ -278,9 +279,9 @@ class ClassicGroup:
         return max((member.rebalance_timeout_ms for member in self.members.values()), default=0)
 
     @property
-    def taken_bytes(self) -> int:
-        """What the members take in memory, those that have only got an id included."""
-        of_members = self._taken_bytes + self._given_bytes + PENDING_BYTES * len(self.pending)
+    def memory_bytes(self) -> int:
+        """How much memory the members take, including those that have only been given an id."""
+        of_members = self._memory_bytes + self._assigned_bytes + PENDING_BYTES * len(self.pending)
         return of_members + TIMER_BYTES * self._timers
 
     @property
@@ -295,7 +296,7 @@ class ClassicGroup:
 
         Raises:
             InvalidSessionTimeout, InconsistentGroupProtocol, GroupMaxSizeReached: it may not, as it is.
-            PolicyViolation: `check_bytes` refuses what the members would take more.
+            PolicyViolation: from `check_bytes`, which gets how many more bytes of memory the members would take.
             UnknownMemberId, FencedInstanceId: it is not, or no longer, the member that it says to be.
         """
         self._check_join(command, check_bytes)
@@ -317,7 +318,7 @@ class ClassicGroup:
 
         Raises:
             UnknownMemberId, FencedInstanceId, IllegalGeneration, InconsistentGroupProtocol, RebalanceInProgress
-            PolicyViolation: `check_bytes` refuses what the members would take more.
+            PolicyViolation: from `check_bytes`, which gets how many more bytes of memory the members would take.
         """
         member = self._member(command.member_id, command.instance_id)
         self._check_generation(command.generation)
@@ -333,9 +334,9 @@ class ClassicGroup:
             raise rebalancing(self.group_id)
         if self.state is State.COMPLETING_REBALANCE:
             if member.member_id == self.leader:
-                given_bytes = sum(map(len, command.assignments.values()))
-                self._check_size(given_bytes)
-                check_bytes(given_bytes - self._given_bytes)
+                assigned_bytes = sum(map(len, command.assignments.values()))
+                self._check_size(assigned_bytes)
+                check_bytes(assigned_bytes - self._assigned_bytes)
             self._give_up_sync(member, rebalancing(self.group_id))  # sent again over another connection
             member.syncing = command.to
             self.unsynced.discard(member.member_id)
@@ -384,7 +385,7 @@ class ClassicGroup:
 
     def on_deadline(self, member_id: str, now_ms: float) -> None:
         """Handle a timer that has gone off; the deadline may have moved meanwhile."""
-        self._timers = max(0, self._timers - 1)  # it may be one of a former group of that id
+        self._timers = max(0, self._timers - 1)  # a timer of an earlier group with this id may fire here
         if member_id == WHOLE_GROUP:
             self._on_due(now_ms)
         elif member_id in self.pending:
@@ -440,7 +441,7 @@ class ClassicGroup:
         known = self.members.get(command.member_id or self.instances.get(command.instance_id, ""))
         before = 0 if known is None else known.size - len(known.assignment)
         self._check_size(protocols_bytes(command.protocols) - before)
-        more_bytes = said_bytes(command.protocols) - (0 if known is None else known.taken_bytes)
+        more_bytes = member_memory_bytes(command.protocols) - (0 if known is None else known.memory_bytes)
         if known is None and not command.member_id and command.requires_id and not command.instance_id:
             more_bytes = PENDING_BYTES + TIMER_BYTES
         check_bytes(more_bytes)
@@ -472,7 +473,7 @@ class ClassicGroup:
     def _count(self, member: ClassicMember, by: int) -> None:
         """Count what a member says and whether it waits; `by` -1: it is about to change, or is gone."""
         self._size += by * member.size
-        self._taken_bytes += by * member.taken_bytes
+        self._memory_bytes += by * member.memory_bytes
         self._joining += by * (member.joining is not None)
         for name, _ in member.protocols:
             self._offered[name] += by
@@ -641,7 +642,7 @@ class ClassicGroup:
         self.unsynced.clear()
         if leader is None:
             self.state = State.EMPTY
-            self._given_bytes = 0
+            self._assigned_bytes = 0
             self.assigned_generation = self.generation
             self.protocol = self.leader = ""
             self.effects.store = Store.ALL
@@ -674,11 +675,11 @@ class ClassicGroup:
         self.state = State.STABLE
         self.assigned_generation = self.generation
         self.effects.store = Store.ALL
-        self._given_bytes = 0
+        self._assigned_bytes = 0
         for member in self.members.values():
             member.assignment = assignments.get(member.member_id, b"")
             self._size += len(member.assignment)
-            self._given_bytes += len(member.assignment)
+            self._assigned_bytes += len(member.assignment)
             if member.syncing is not None:
                 self._reply(member.syncing, Synced(self.protocol_type, self.protocol, member.assignment))
                 member.syncing = None
@@ -765,7 +766,7 @@ class ClassicGroup:
         self._checked = self.state
         assert self.unsynced <= self.members.keys(), "only members sync"
         assert self._size == sum(member.size for member in self.members.values()), "kept as it is"
-        assert self._taken_bytes == sum(member.taken_bytes for member in self.members.values()), "kept as it is"
+        assert self._memory_bytes == sum(member.memory_bytes for member in self.members.values()), "kept as it is"
         assert self._joining == sum(member.joining is not None for member in self.members.values()), "kept as it is"
         assert self._offered == Counter(name for member in self.members.values() for name, _ in member.protocols)
         for member in self.members.values():

@@ -138,7 +138,7 @@
 {{- $config := merge (dict) .Values.brokerConfig .Values.config -}}
 {{- range $key := list "sasl.oauthbearer.jwks.endpoint.url" "sasl.oauthbearer.expected.issuer" "sasl.oauthbearer.expected.audience" -}}
 {{- if not (get $config $key) -}}
-{{- fail (printf "auth.mechanisms has OAUTHBEARER, so brokerConfig.%s has to be set: no broker would start" $key) -}}
+{{- fail (printf "auth.mechanisms has OAUTHBEARER, so brokerConfig.%s has to be set: without it no broker would start" $key) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

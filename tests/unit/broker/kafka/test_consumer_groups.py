@@ -228,7 +228,7 @@ async def test_a_report_that_is_lost_is_made_up_for_by_what_the_member_says_anew
     assert given(await broker.heartbeat("b", 2)) == ALL - kept
 
 
-async def test_a_member_that_joins_again_reads_nothing_of_before() -> None:
+async def test_a_member_that_joins_again_releases_the_partitions_it_had() -> None:
     """It reports nothing where it is given nothing, as its report would be the same as before."""
     broker = Broker(Shard())
     await broker.join("a")

@@ -82,7 +82,7 @@ async def test_who_comes_during_a_flush_joins_the_next_one() -> None:
         assert gate.syncs == 2
 
 
-async def test_a_log_directory_knows_how_long_a_flush_takes_at_least_lately() -> None:
+async def test_a_log_directory_notes_its_shortest_recent_flush() -> None:
     driver = opened()
     now_s = 0.0
     takes_s = 0.0

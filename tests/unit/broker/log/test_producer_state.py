@@ -1111,7 +1111,7 @@ def test_who_was_forgotten_is_not_taken_for_new(script: list[tuple[str, int]]) -
 
 
 @given(st.lists(st.integers(0, 100), max_size=20), st.integers(0, 500))
-def test_what_each_may_have_is_as_much_as_all_together_may(counts: list[int], most: int) -> None:
+def test_the_limit_on_each_count_keeps_their_sum_within_the_whole(counts: list[int], most: int) -> None:
     each = most_of_each(counts, most)
     total = sum(min(count, each) for count in counts)
     assert total <= most

@@ -1,4 +1,4 @@
-"""A user begins so many producers in a time, in sum over the partitions that a broker leads."""
+"""A user begins a bounded number of producers within a time, in all partitions that a broker leads together."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Limited:
         return count
 
 
-def test_a_user_begins_so_many_within_the_window() -> None:
+def test_a_user_begins_no_more_producers_than_the_bound_within_the_window() -> None:
     limited = Limited(100)
     assert limited.begin(ALICE, 60) == 60
     limited.now_ms += 5 * SLOT_MS
@@ -51,7 +51,7 @@ def test_a_user_begins_so_many_within_the_window() -> None:
     assert limited.begin(ALICE, 100) == 60, "those of five minutes later still count"
 
 
-def test_users_that_begin_nothing_more_are_forgotten() -> None:
+def test_users_without_new_producers_are_forgotten_after_the_window() -> None:
     limited = Limited(100)
     for number in range(1_000):
         limited.begin(f"User:{number}", 3)
@@ -109,7 +109,7 @@ async def test_a_batch_that_is_not_appended_begins_nothing(tmp_path: Path, monke
                 batch_of(b"", producer_id=1, producer_epoch=0, base_sequence=0),
                 partition.leader_epoch,
                 None,
-                begins=partial(parts.registry.new_producers.admit, ALICE),
+                admit_producer=partial(parts.registry.new_producers.admit, ALICE),
             )
 
         def full(*arguments: object, **named: object) -> None:

@@ -159,7 +159,7 @@ def test_a_commit_that_comes_too_late_is_told(capsys: pytest.CaptureFixture[str]
     assert "printed but not committed" in capsys.readouterr().err
 
 
-def test_who_follows_goes_on_while_offsets_cannot_be_stored(capsys: pytest.CaptureFixture[str]) -> None:
+def test_consuming_with_follow_goes_on_while_offsets_cannot_be_stored(capsys: pytest.CaptureFixture[str]) -> None:
     consumer = FakeConsumer({A0: 9, A1: 9}, records(A0, 0), records(A1, 0), [], records(A0, 1))
     reading = GroupReading(cast(raftlog.Consumer, consumer), "a", follow=True)
     consumer.refuse = CoordinatorNotAvailable("the disk is full")

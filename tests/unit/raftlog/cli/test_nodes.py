@@ -211,7 +211,7 @@ def test_undraining_waits_for_what_is_not_in_sync_yet(server: AdminServer, run: 
     ran = run("broker", "undrain", "1", "--timeout", "0")
     assert ran.code == 1
     assert (
-        "broker 1 is no longer drained, but is not in sync, or does not lead all of its partitions, after 0 s: "
+        "broker 1 is no longer drained, but it is not in sync, or does not lead its partitions again, after 0 s: "
         "1 replica to come in sync: a-0; 1 leadership to come back: a-0"
     ) in ran.err
     assert states(run)["1"] == "active"

@@ -284,7 +284,7 @@ def test_a_topic_made_again_is_not_silently_continued(cluster: FakeCluster) -> N
         assert values(read(lenient, 9)) == [b"other"] * 9, "the records of the new topic must be read from its start"
 
 
-def test_a_topic_made_again_has_a_lag_of_its_own(cluster: FakeCluster) -> None:
+def test_a_topic_that_was_created_again_has_its_own_lag(cluster: FakeCluster) -> None:
     cluster.append("t", batch(numbered(0, 5)))
     with Consumer(cluster.bootstrap, auto_offset_reset="earliest", metadata_max_age_ms=20, **FAST) as consumer:
         consumer.assign([T0])

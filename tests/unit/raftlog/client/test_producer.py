@@ -494,7 +494,9 @@ def test_a_topic_made_again_is_written_to_under_its_new_id() -> None:
 
 
 @pytest.mark.parametrize("acks", ["all", 0])
-def test_a_leader_hint_about_a_deleted_topic_is_none_about_the_next_one_of_its_name(acks: Literal["all", 0]) -> None:
+def test_a_leader_hint_about_a_deleted_topic_is_not_applied_to_the_next_one_of_its_name(
+    acks: Literal["all", 0],
+) -> None:
     """The answer is late, as one that waits for another partition's replicas; the next topic begins at epoch 0."""
     with FakeCluster() as cluster:
         cluster.create_topic("t")

@@ -304,7 +304,7 @@ def test_a_follower_that_is_refused_says_why_once_and_keeps_asking(
     ]
 
 
-def test_a_leader_that_stays_out_of_reach_is_told_once(
+def test_a_leader_that_stays_unreachable_is_logged_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(fetchers_module, "UNREACHABLE_AFTER_S", 0.2)

@@ -37,8 +37,8 @@ def by_hand(driver: GroupDriver) -> dict[str, int]:
         soft = driver.core._soft.get(group.group_id)
         if soft is not None and soft.classic is not None:
             machine = soft.classic
-            size += machine._given_bytes + PENDING_BYTES * len(machine.pending) + TIMER_BYTES * machine._timers
-            size += sum(member.taken_bytes for member in machine.members.values())
+            size += machine._assigned_bytes + PENDING_BYTES * len(machine.pending) + TIMER_BYTES * machine._timers
+            size += sum(member.memory_bytes for member in machine.members.values())
         if group.head is None or group.head.classic is None:
             names = {name for member in group.members.values() for name in member.subscription.topics}
             topics = [driver.topics.by_name(name) for name in names]
@@ -76,14 +76,14 @@ def test_what_members_of_classic_groups_say_counts_in_sum_for_the_user_that_made
     assert [isinstance(answer, Joined) for answer in answers] == [True] * 10 + [False] * 10
     assert isinstance(answers[-1], PolicyViolation)
     assert "members of groups that User:a has made take" in str(answers[-1])
-    assert driver.core.members_taken == by_hand(driver)
+    assert driver.core.members_bytes == by_hand(driver)
     driver.user = "User:b"
     assert isinstance(classic(driver, "of another user", said), Joined)
     driver.user = ""
     for number in range(20):
         assert isinstance(classic(driver, f"without a user {number}", said), Joined)
-    assert driver.core.members_taken == by_hand(driver)
-    assert driver.core.members_taken.keys() == {"User:a", "User:b"}
+    assert driver.core.members_bytes == by_hand(driver)
+    assert driver.core.members_bytes.keys() == {"User:a", "User:b"}
 
 
 def test_a_member_that_takes_no_more_than_before_is_never_refused() -> None:
@@ -92,20 +92,20 @@ def test_a_member_that_takes_no_more_than_before_is_never_refused() -> None:
     client = Client(driver, protocols=said)
     joined(client)
     assert isinstance(client.sync({client.member_id: bytes(500)}), Synced)
-    assert driver.core.members_taken == by_hand(driver)
+    assert driver.core.members_bytes == by_hand(driver)
     driver.members_bound._most = 1  # as if the user's other groups had grown
     joined(client)
     assert isinstance(client.sync({client.member_id: bytes(501)}), PolicyViolation)
     assert isinstance(client.sync({client.member_id: bytes(500)}), Synced)
     driver.restart()
-    assert driver.core.members_taken == by_hand(driver)
+    assert driver.core.members_bytes == by_hand(driver)
     joined(client)
     assert isinstance(client.sync({client.member_id: bytes(500)}), Synced)
     assert isinstance(client.join(protocols=(("range", bytes(1_001)),)), PolicyViolation)
     joined(client, protocols=(("range", bytes(999)),))
     client.leave()
     driver.wait(NEW_MEMBER_TIMEOUT_MS)
-    assert driver.core.members_taken == by_hand(driver) == {}
+    assert driver.core.members_bytes == by_hand(driver) == {}
 
 
 def test_timers_of_members_that_have_left_count_until_they_go_off() -> None:
@@ -119,9 +119,9 @@ def test_timers_of_members_that_have_left_count_until_they_go_off() -> None:
             client.leave()
     assert 20 < sum(isinstance(answer, Joined) for answer in answers) < 50
     assert isinstance(answers[-1], PolicyViolation)
-    assert driver.core.members_taken == by_hand(driver)
+    assert driver.core.members_bytes == by_hand(driver)
     driver.wait(SESSION_MS)
-    assert driver.core.members_taken == by_hand(driver) == {}
+    assert driver.core.members_bytes == by_hand(driver) == {}
 
 
 def test_what_a_leader_assigns_counts() -> None:
@@ -130,7 +130,7 @@ def test_what_a_leader_assigns_counts() -> None:
     joined(client)
     assert isinstance(client.sync({client.member_id: bytes(12_000)}), PolicyViolation)
     assert isinstance(client.sync({client.member_id: bytes(1_000)}), Synced)
-    assert driver.core.members_taken == by_hand(driver)
+    assert driver.core.members_bytes == by_hand(driver)
 
 
 def test_ids_that_are_given_out_count_until_they_expire() -> None:
@@ -140,9 +140,9 @@ def test_ids_that_are_given_out_count_until_they_expire() -> None:
     for _ in range(10):
         assert isinstance(Client(driver).join(requires_id=True), Joined)
     assert isinstance(Client(driver).join(requires_id=True), PolicyViolation)
-    assert driver.core.members_taken == by_hand(driver) == {"User:a": 10 * of_one}
+    assert driver.core.members_bytes == by_hand(driver) == {"User:a": 10 * of_one}
     driver.wait(SESSION_MS)
-    assert driver.core.members_taken == by_hand(driver) == {}
+    assert driver.core.members_bytes == by_hand(driver) == {}
 
 
 def test_names_in_the_bytes_of_a_classic_member_count_before_they_are_read() -> None:
@@ -150,9 +150,9 @@ def test_names_in_the_bytes_of_a_classic_member_count_before_they_are_read() -> 
     said = struct.pack(">hi", 0, 5_000) + b"\0\1x" * 5_000 + struct.pack(">i", -1)
     driver = driver_of()
     assert isinstance(classic(driver, "g", said), Joined)
-    assert driver.core.members_taken["User:a"] > 5_000 * NAME_BYTES
+    assert driver.core.members_bytes["User:a"] > 5_000 * NAME_BYTES
     assert isinstance(classic(driver, "h", struct.pack(">hi", 0, 1 << 30)), Joined), "no more than there may be"
-    assert driver.core.members_taken["User:a"] < 6_000 * NAME_BYTES
+    assert driver.core.members_bytes["User:a"] < 6_000 * NAME_BYTES
 
 
 def test_subscriptions_of_members_count_in_sum_for_the_user_that_made_the_groups() -> None:
@@ -162,7 +162,7 @@ def test_subscriptions_of_members_count_in_sum_for_the_user_that_made_the_groups
     streams = [driver.join("a", *names, group_id=f"g{number}") for number in range(20)]
     refused = [is_refused(stream) for stream in streams]
     assert refused == [False] * 10 + [True] * 10
-    assert driver.core.members_taken == by_hand(driver)
+    assert driver.core.members_bytes == by_hand(driver)
     driver.wait(1)
     again = driver.join("a", *names, group_id="g0")
     assert not is_refused(again), "it takes no more than before"
@@ -170,7 +170,7 @@ def test_subscriptions_of_members_count_in_sum_for_the_user_that_made_the_groups
     driver.decide(Heartbeat(again, "g0", "a", group_pb2.GroupHeartbeat(member_epoch=0, subscription=longer)))
     assert is_refused(again)
     driver.wait(120_000)  # all are silent
-    assert driver.core.members_taken == by_hand(driver) == {}
+    assert driver.core.members_bytes == by_hand(driver) == {}
 
 
 def test_partitions_that_members_read_count() -> None:
@@ -182,11 +182,11 @@ def test_partitions_that_members_read_count() -> None:
     assert is_refused(driver.join("a", "large", group_id="g2"))
     assert not is_refused(driver.join("a", "small", group_id="g2"))
     driver.change_topics({"large": 1_100, "small": 3})
-    assert driver.core.members_taken == by_hand(driver)
+    assert driver.core.members_bytes == by_hand(driver)
     driver.change_topics({"small": 3})
-    assert driver.core.members_taken == by_hand(driver)
+    assert driver.core.members_bytes == by_hand(driver)
     driver.change_topics({"large": 10, "small": 3}, {"large": 1})
-    assert driver.core.members_taken == by_hand(driver)
+    assert driver.core.members_bytes == by_hand(driver)
     assert not is_refused(driver.join("a", "large", group_id="g3"))
 
 
@@ -197,11 +197,11 @@ def test_an_upgrade_of_a_classic_group_counts_the_partitions_that_its_members_re
     client = Client(driver)
     client.member_id, client.generation = "m-g", 1
     assert isinstance(client.sync({"m-g": b""}, group_id="g"), Synced)
-    driver.members_bound._most = 2 * driver.core.members_taken["User:a"] + 4 * MEMBER_BYTES
+    driver.members_bound._most = 2 * driver.core.members_bytes["User:a"] + 4 * MEMBER_BYTES
     assert is_refused(driver.join("new", "small"))
     driver.members_bound._most += 1_003 * ASSIGNED_BYTES
     assert not is_refused(driver.join("new", "small"))
-    assert driver.core.members_taken == by_hand(driver)
+    assert driver.core.members_bytes == by_hand(driver)
 
 
 def shuffled(log: Iterable[tuple[bytes, bytes | None]], seed: int) -> list[tuple[bytes, bytes | None]]:
@@ -220,8 +220,8 @@ def test_the_next_coordinator_counts_the_same_in_whatever_order_the_records_come
         classic(driver, f"c{number}", bytes(100 * number))
     driver.wait(REBALANCE_MS // 100)
     driver.restart(shuffled(driver.log, seed))
-    assert driver.core.members_taken == by_hand(driver)
-    assert driver.core.members_taken.keys() == {"User:0", "User:1"}
+    assert driver.core.members_bytes == by_hand(driver)
+    assert driver.core.members_bytes.keys() == {"User:0", "User:1"}
 
 
 def test_a_topic_that_members_waited_for_does_not_bring_their_user_beyond_the_bound() -> None:
@@ -233,8 +233,8 @@ def test_a_topic_that_members_waited_for_does_not_bring_their_user_beyond_the_bo
     driver.user = "User:b"
     beside = driver.join("a", "large", group_id="of another user")
     driver.change_topics({"t": 4, "large": 1_000})
-    assert driver.core.members_taken == by_hand(driver)
-    assert 0 < driver.core.members_taken["User:a"] < most
+    assert driver.core.members_bytes == by_hand(driver)
+    assert 0 < driver.core.members_bytes["User:a"] < most
     gone = [stream for stream in streams if is_refused(stream)]
     assert 0 < len(gone) < len(streams)
     assert not is_refused(beside)
@@ -245,8 +245,8 @@ def test_a_topic_that_members_waited_for_does_not_bring_their_user_beyond_the_bo
     driver.user = "User:a"
     for number in range(10):
         driver.join("later", "large", group_id=f"g{number}")
-    assert driver.core.members_taken == by_hand(driver)
-    assert driver.core.members_taken["User:a"] <= most
+    assert driver.core.members_bytes == by_hand(driver)
+    assert driver.core.members_bytes["User:a"] <= most
 
 
 def test_a_large_group_is_emptied_in_pieces() -> None:
@@ -255,14 +255,14 @@ def test_a_large_group_is_emptied_in_pieces() -> None:
     driver.change_topics({"t": 4, "large": 1_000})
     assert all(map(is_refused, streams))
     assert not driver.core.groups["g"].members
-    assert driver.core.members_taken == by_hand(driver) == {}
+    assert driver.core.members_bytes == by_hand(driver) == {}
 
 
 def test_no_member_is_removed_for_topics_that_go() -> None:
     """A classic group counts twice once it is stored, so its user may have too much with no new topic."""
     driver = driver_of(topics={"t": 4, "u": 4})
     streams = [driver.join(f"m{number}", "t", "u") for number in range(3)]
-    driver.members_bound._most = driver.core.members_taken["User:a"] - 1 - 4 * ASSIGNED_BYTES
+    driver.members_bound._most = driver.core.members_bytes["User:a"] - 1 - 4 * ASSIGNED_BYTES
     driver.change_topics({"t": 4})
     assert not any(map(is_refused, streams))
     driver.change_topics({"t": 4, "u": 1})

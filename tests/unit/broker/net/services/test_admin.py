@@ -160,7 +160,7 @@ async def upgraded(cluster: Cluster) -> None:
     await cluster.metadata.propose(update_feature(METADATA_VERSION, newest))
 
 
-def test_topics_of_a_user_have_so_many_partitions() -> None:
+def test_the_topics_of_a_user_have_no_more_partitions_than_max_partitions_per_user() -> None:
     """A user with Create on a prefix could use up the partitions of the cluster."""
 
     async def work(cluster: Cluster) -> None:
@@ -188,7 +188,7 @@ def test_topics_of_a_user_have_so_many_partitions() -> None:
     run(work, {"max.partitions.per.user": 10})
 
 
-def test_calls_at_the_same_time_do_not_each_get_what_is_left() -> None:
+def test_concurrent_calls_do_not_each_get_the_partitions_that_are_left() -> None:
     async def work(cluster: Cluster) -> None:
         await upgraded(cluster)
         alice = Tenant(cluster, "User:alice")
