@@ -204,13 +204,8 @@ class PushQueue:
     def note_change(self, subscription: Subscription) -> None:
         """Note that a partition changed; partitions call this amid their own changes.
 
-        <<<<<<< HEAD
-                Most changes are a high watermark that has moved. It rides with the next records, so it wakes nothing yet.
-                Nor do records that gather.
-        =======
-                Most changes are a high watermark that has moved. It travels with the next records, so it wakes nothing yet. Nor
-                do records that gather.
-        >>>>>>> rb
+        Most changes are a high watermark that has moved. It travels with the next records, so it wakes nothing yet. Nor
+        do records that gather.
         """
         if subscription.ended:
             return
