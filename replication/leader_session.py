@@ -124,8 +124,6 @@ PIECE_BESIDE_LIVE_BYTES: Final = 256 << 10
 assert MAX_FRAMES * 2 < MAX_PARTS
 
 ReadDone = Callable[[Read | RaftlogError], None]
-WakeAt = Callable[[float], None]
-"""Called with the time, in ms, at which `take_frames` is due; of several times the earliest counts."""
 
 
 class ReadLater(Protocol):
@@ -140,8 +138,8 @@ class PushQueue:
     """The subscriptions of one stream, and what they have to send.
 
     `wake` is called when `take_frames` may have frames, any number of times; that includes frames that did not fit the
-    last message. `wake_at` is called when `take_frames` is due later: because only marks have moved, or because records
-    gather. All streams of a broker share `throttle` (`leader.replication.throttled.rate`) and `live`.
+    last message. `wake_soon` is called when marks have moved and no records have: `take_frames` is due within
+    MARKS_DELAY_MS. All streams of a broker share `throttle` (`leader.replication.throttled.rate`) and `live`.
 
     Bounded: records are read only while their kind's credit is above zero, one message at a time. A read on another
     thread uses credit from its start.
@@ -152,7 +150,7 @@ class PushQueue:
         replica: Replica,
         *,
         wake: Wake,
-        wake_at: WakeAt,
+        wake_soon: Wake,
         read_later: ReadLater,
         max_frame_bytes: int,
         throttle: TokenBucket,
@@ -160,7 +158,7 @@ class PushQueue:
     ) -> None:
         self._replica = replica
         self._wake = wake
-        self._wake_at = wake_at
+        self._wake_soon = wake_soon
         self._read_later = read_later
         self._max_frame_bytes = max_frame_bytes
         self._throttle = throttle
@@ -220,14 +218,11 @@ class PushQueue:
                 self._wake()
         elif self._marks_due_ms is None:
             self._marks_due_ms = self._now_ms + MARKS_DELAY_MS
-            self._wake_at(self._marks_due_ms)
+            self._wake_soon()
 
     def _gather(self, now_ms: float) -> bool:
-        """Return whether live records gather: until `acked` ends that, or until the time that `wake_at` was told."""
-        until_ms = self._live_pace.until_ms(now_ms)
-        if until_ms is not None and not self._gathers:
-            self._wake_at(until_ms)
-        self._gathers = until_ms is not None
+        """Return whether live records gather: until `acked` ends that, or their time is over (`next_deadline_ms`)."""
+        self._gathers = self._live_pace.until_ms(now_ms) is not None
         return self._gathers
 
     def acked(self, subscription: Subscription, durable_end_offset: int) -> None:
@@ -348,7 +343,8 @@ class PushQueue:
     def next_deadline_ms(self, now_ms: float) -> float | None:
         """Return when to call `take_frames` at the latest, even without `wake`; None: only after `wake`."""
         due_ms = self._marks_due_ms if self._stale_marks or self._changed else None
-        if self._gathers and (until_ms := self._live_pace.until_ms(now_ms)) is not None:
+        until_ms = self._live_pace.until_ms(now_ms)
+        if until_ms is not None:  # also without records that gather: those that come until then wake nothing
             due_ms = until_ms if due_ms is None else min(due_ms, until_ms)
         if self._throttled and not self._reads_catch_up:
             ready_ms = self._throttle.look_again_at_ms(now_ms)
@@ -599,7 +595,7 @@ class LeaderSession:
     me              the id of this broker
     check_replica   refuses a follower that is not the broker it claims to be
     wake            called when `take_frames` may have frames, any number of times
-    wake_at         called when `take_frames` is due at a later time (the default wakes at once)
+    wake_soon       called when `take_frames` is due within MARKS_DELAY_MS (the default wakes at once)
     throttle        shared by the sessions of a broker (`leader.replication.throttled.rate`)
     live            shared by the sessions of a broker, of both kinds
     """
@@ -615,7 +611,7 @@ class LeaderSession:
         read_later: ReadLater,
         max_frame_bytes: int,
         throttle: TokenBucket,
-        wake_at: WakeAt | None = None,
+        wake_soon: Wake | None = None,
         live: LiveTraffic | None = None,
     ) -> None:
         self._find = find
@@ -623,7 +619,7 @@ class LeaderSession:
         self._cluster_id = cluster_id
         self._check_replica = check_replica
         self._wake = wake
-        self._wake_at = wake_at or (lambda _: wake())
+        self._wake_soon = wake_soon or wake
         self._read_later = read_later
         self._max_frame_bytes = max(SMALLEST_FRAME_BYTES, max_frame_bytes)
         self._throttle = throttle
@@ -700,7 +696,7 @@ class LeaderSession:
         self._queue = PushQueue(
             replica,
             wake=self._wake,
-            wake_at=self._wake_at,
+            wake_soon=self._wake_soon,
             read_later=self._read_later,
             max_frame_bytes=max(SMALLEST_FRAME_BYTES, min(wanted, self._max_frame_bytes)),
             throttle=self._throttle,

@@ -320,9 +320,7 @@ class LeaderLink:
         while (frames := await call.read()) is not aio.EOF:
             if frames is None:
                 raise InvalidRequestError(f"broker {self._leader_id} sent a message that is not a ReplicateResponse")
-            self._heard_ms = (
-                now_ms()
-            )  # also for an empty message, which has no pieces: it says that the leader is alive
+            self._heard_ms = now_ms()  # of an empty message too, which has no pieces: it says that the leader lives
             for number, piece in enumerate(in_pieces(frames, BATCHES_IN_A_TURN)):
                 if number:
                     await asyncio.sleep(0)

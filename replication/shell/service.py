@@ -33,7 +33,7 @@ from raftlog.errors import (
 )
 from raftlog.format import wire
 from raftlog.v1 import replication_pb2
-from replication.leader_session import LeaderSession, ReadDone
+from replication.leader_session import MARKS_DELAY_MS, LeaderSession, ReadDone
 from replication.pacing import LiveTraffic
 from replication.ports import LedPartition, Read, Replica, Wake
 from replication.token_bucket import TokenBucket
@@ -59,6 +59,10 @@ class WakeTimer:
         """Wake the waiting call of `wait`, or the next one."""
         self._event.set()
 
+    def ring_within(self, delay_ms: float) -> None:
+        """Ring after this long at the latest."""
+        self._set_timer(now_ms() + delay_ms)
+
     def clear(self) -> None:
         """Forget earlier rings; called before looking for work, so that no ring is missed."""
         self._event.clear()
@@ -67,11 +71,10 @@ class WakeTimer:
         """Return after `ring`, or at `deadline_ms`, or at an earlier call's deadline."""
         if not self._event.is_set():
             if deadline_ms is not None:
-                self.ring_at(deadline_ms)
+                self._set_timer(deadline_ms)
             await self._event.wait()
 
-    def ring_at(self, deadline_ms: float) -> None:
-        """Ring at `deadline_ms` at the latest."""
+    def _set_timer(self, deadline_ms: float) -> None:
         if self._timer is None or deadline_ms < self._timer_ms:
             self.close()
             self._timer_ms = deadline_ms
@@ -184,7 +187,7 @@ class _Stream:
             cluster_id=led.cluster_id,
             check_replica=led.check_replica,
             wake=self._wake_timer.ring,
-            wake_at=self._wake_timer.ring_at,
+            wake_soon=partial(self._wake_timer.ring_within, MARKS_DELAY_MS),
             read_later=self._read_later,
             max_frame_bytes=led.max_frame_bytes,
             throttle=led.throttle,

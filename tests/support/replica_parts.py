@@ -21,7 +21,7 @@ from raftlog.errors import (
 from raftlog.format import wire
 from raftlog.v1 import replication_pb2
 from replication.follower_session import FollowerOptions, FollowerSession
-from replication.leader_session import LeaderSession, ReadDone
+from replication.leader_session import MARKS_DELAY_MS, LeaderSession, ReadDone
 from replication.ports import (
     Accepted,
     Diverging,
@@ -353,7 +353,7 @@ class Stream:
         self.refuse_replica: RaftlogError | None = None
         self._max_frame_bytes = max_frame_bytes
         self._leader_throttle = leader_throttle or TokenBucket()
-        self.leader_due_ms: float | None = 0.0
+        self._leader_due_ms: float | None = 0.0
         self._follower_due_ms: float | None = 0.0
         self.follower = FollowerSession(
             me=me,
@@ -378,12 +378,12 @@ class Stream:
             cluster_id=CLUSTER,
             check_replica=check,
             wake=self._wake_leader,
-            wake_at=self._wake_leader_at,
+            wake_soon=self._wake_leader_soon,
             read_later=lambda *read: self.later.append(read),
             max_frame_bytes=self._max_frame_bytes,
             throttle=self._leader_throttle,
         )
-        self.leader_due_ms = None
+        self._leader_due_ms = None
         self.follower.connected(self.now_ms)
         return self.leader
 
@@ -391,10 +391,10 @@ class Stream:
 
     def _wake_leader(self) -> None:
         self.leader_wakes += 1
-        self.leader_due_ms = 0.0
+        self._leader_due_ms = 0.0
 
-    def _wake_leader_at(self, at_ms: float) -> None:
-        self.leader_due_ms = _sooner(self.leader_due_ms, at_ms)
+    def _wake_leader_soon(self) -> None:
+        self._leader_due_ms = _sooner(self._leader_due_ms, self.now_ms + MARKS_DELAY_MS)
 
     def _wake_follower(self) -> None:
         self._follower_due_ms = 0.0
@@ -429,11 +429,11 @@ class Stream:
 
     def send_frames(self) -> list[wire.ReplicaFrame]:
         """Carry one message of the leader; return its frames."""
-        if not _is_due(self.leader_due_ms, self.now_ms):
+        if not _is_due(self._leader_due_ms, self.now_ms):
             return []
-        self.leader_due_ms = None
+        self._leader_due_ms = None
         frames = self.leader.take_frames(self.now_ms)
-        self.leader_due_ms = _sooner(self.leader_due_ms, self.leader.next_deadline_ms(self.now_ms))
+        self._leader_due_ms = _sooner(self._leader_due_ms, self.leader.next_deadline_ms(self.now_ms))
         if not frames:
             return []
         message = wire.decode_replicate(wire.encode_replicate(frames))
@@ -469,7 +469,7 @@ class Stream:
         end_ms = self.now_ms + ms
         while True:
             self.run()
-            next_ms = _sooner(self.leader_due_ms, self._follower_due_ms)
+            next_ms = _sooner(self._leader_due_ms, self._follower_due_ms)
             if next_ms is None or next_ms >= end_ms:
                 break
             assert next_ms > self.now_ms, (

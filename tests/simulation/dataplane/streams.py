@@ -14,7 +14,7 @@ from raftlog.errors import RaftlogError, StaleBrokerEpoch, UnknownLeaderEpoch
 from raftlog.format.wire import ReplicaFrame
 from raftlog.v1.replication_pb2 import ReplicateRequest
 from replication.follower_session import FollowerOptions, FollowerSession
-from replication.leader_session import LeaderSession, ReadDone
+from replication.leader_session import MARKS_DELAY_MS, LeaderSession, ReadDone
 from replication.ports import FollowedPartition, LedPartition, Replica, Wake
 from replication.token_bucket import TokenBucket
 from tests.simulation.network import Connection
@@ -76,7 +76,7 @@ class LeaderEnd(_Pump):
             cluster_id=broker.simulation.cluster_id,
             check_replica=self._check_replica,
             wake=self.wake,
-            wake_at=self.wait_until,
+            wake_soon=lambda: self.wait_until(broker.now_ms() + MARKS_DELAY_MS),
             read_later=self._read_later,
             max_frame_bytes=MAX_FRAME_BYTES,
             throttle=throttle,

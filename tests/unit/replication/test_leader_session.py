@@ -80,7 +80,6 @@ class Wire:
         self.send(acks=[ReplicaAck(subscription_id=subscription_id, durable_end_offset=durable_end_offset)])
 
     def message(self) -> list[ReplicaFrame]:
-        self._stream.leader_due_ms = None
         return list(self.leader.take_frames(self.now_ms))
 
     def messages(self) -> list[list[ReplicaFrame]]:
@@ -95,11 +94,6 @@ class Wire:
     @property
     def wakes(self) -> int:
         return self._stream.leader_wakes
-
-    @property
-    def leader_due_ms(self) -> float | None:
-        """When the leader asked to be woken since the last message was taken; 0.0: at once."""
-        return self._stream.leader_due_ms
 
     @property
     def waiting_reads(self) -> int:
@@ -306,8 +300,8 @@ def test_records_gather_for_a_bounded_time(flush_ms: float, most_ms: float, asks
     led = Led(MemoryLog())
     led.flush_ms = flush_ms
     wire = in_flight(led)
+    assert wire.leader.next_deadline_ms(0.0) == most_ms, "records that come until then wake nothing"
     led.append(*(b"a" for _ in FEW))
-    assert wire.leader_due_ms == most_ms
     if asks_between:
         assert wire.message() == []
         assert wire.leader.next_deadline_ms(0.0) == most_ms
