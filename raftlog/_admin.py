@@ -324,9 +324,9 @@ class Admin(Client[AdminEngine]):
         """Raise the level of a feature. Every node must run a version that knows the level. It cannot be lowered again.
 
         >>> with Admin(cluster.bootstrap) as admin:
-        ...     admin.update_feature("metadata.version", 10)
+        ...     admin.update_feature("metadata.version", 11)
         ...     admin.describe_cluster().features
-        {'metadata.version': 10}
+        {'metadata.version': 11}
 
         Raises:
             FeatureUpdateFailed: a node does not know the level, or it is below the present one.

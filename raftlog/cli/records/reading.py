@@ -528,9 +528,9 @@ class GroupReading:
             )
 
     def _commit(self, records: Sequence[raftlog.Record], *, must: bool) -> None:
-        self._uncommitted |= {_place(record): record.offset + 1 for record in records}
+        offsets = self._uncommitted | {_place(record): record.offset + 1 for record in records}
         try:
-            self._consumer.commit(self._uncommitted)
+            self._consumer.commit(offsets)
         except FencedError as error:
             print_note(
                 f"note: these records are printed but not committed, so another member may print them again: {error}"
@@ -538,6 +538,7 @@ class GroupReading:
         except RetriableError as error:
             if must:
                 raise
+            self._uncommitted = offsets  # not before: a signal may end the commit, and it may have arrived
             if not self._refused:
                 self._refused = True
                 print_note(f"note: records are printed but not committed yet; trying again: {error}")
