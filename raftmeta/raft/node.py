@@ -588,8 +588,10 @@ class RaftNode:
         """Note an accepted hello, on a stream in either direction."""
         self._last_contact_s[peer_id] = self._clock()
         state = hello.voter_state
-        if hello.incarnation == self._peer_incarnations.get(peer_id) and self._peer_states[peer_id] == VOTER:
-            state = VOTER  # made before its notice, which came on the stream in the other direction
+        if hello.incarnation == self._peer_incarnations.get(peer_id):
+            known = self._peer_states[peer_id]
+            if known == VOTER or (known == VIRGIN and state != VOTER):
+                state = known  # the hello was made before its notice, which came on the stream in the other direction
         self._peer_incarnations[peer_id] = hello.incarnation
         self._peer_states[peer_id] = state
         if state in (FRESH, JOINING):

@@ -408,6 +408,17 @@ def test_a_hello_from_before_a_node_became_a_voter_does_not_undo_that() -> None:
         assert cluster[1].peers()[3].state == JOINING
 
 
+def test_a_late_hello_does_not_undo_that_a_node_is_a_voter_of_a_new_quorum() -> None:
+    """Such a voter, without a vote and entries yet, says VIRGIN; its hello may have been made while it was FRESH."""
+    with raft_cluster() as cluster:
+        hello = cluster[3].hello(1)
+        hello.incarnation += 1  # a process that has just begun
+        for said, known in ((FRESH, FRESH), (VIRGIN, VIRGIN), (FRESH, VIRGIN), (VOTER, VOTER), (VIRGIN, VOTER)):
+            hello.voter_state = said
+            cluster[1].hello_from(3, hello)
+            assert cluster[1].peers()[3].state == known
+
+
 def test_a_node_that_has_started_again_still_refuses_to_replace_what_was_committed() -> None:
     """It does not know the commit index again yet; what its log was told of it is enough to notice such a leader."""
     with raft_cluster() as cluster:
