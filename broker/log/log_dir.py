@@ -66,8 +66,6 @@ PARTITION_METADATA: Final = "partition.metadata"
 META_PROPERTIES: Final = "meta.properties"
 CLEAN_SHUTDOWN: Final = "clean-shutdown"
 SERVED: Final = "served"
-FLUSH_GROWTH: Final = 1.02
-"""Each slower flush raises `LogDir.flush_ms` by this factor. Busy processors make most flushes look slow, not all."""
 DAMAGED: Final = "damaged"
 OTHER_LOGS: Final = "other-logs"
 CHECKPOINT_LOST: Final = "checkpoint-lost"
@@ -384,6 +382,10 @@ LOCK_FILE: Final = ".lock"
 
 class LogDirLocked(StorageError):
     """Another process uses the log directory."""
+
+
+FLUSH_GROWTH: Final = 1.02
+"""Each slower flush raises `LogDir.flush_ms` by this factor. Busy processors make most flushes look slow, not all."""
 
 
 class LogDir:

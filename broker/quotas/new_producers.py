@@ -64,11 +64,6 @@ class NewProducers:
         self._begun: dict[str, _Begun] = {}
         self._slot = 0
 
-    def count(self, name: str) -> int:
-        """Return how many producers a user has begun within the window."""
-        begun = self._begun.get(name)
-        return 0 if begun is None else begun.count
-
     def admit(self, name: str) -> Callable[[], None]:
         """Check that a user may begin a producer in a partition; return what to call at once when it has.
 

@@ -324,7 +324,7 @@ class LeaderLink:
             for number, piece in enumerate(in_pieces(frames, BATCHES_IN_A_TURN)):
                 if number:
                     await asyncio.sleep(0)
-                self._heard_ms = now_ms()
+                    self._heard_ms = now_ms()
                 session.handle(piece, self._heard_ms)
         raise await _ending(call)
 

@@ -411,9 +411,9 @@ class GroupCoordinator:
         self._beginning: list[str] = []
         """Since the load."""
         self._changed: list[str] = []
-        self._grown: set[str] = set()
-        """Groups of those whose members read more partitions than at the last look."""
         """Since topics have changed that their members read."""
+        self._grown: set[str] = set()
+        """Those of `_changed` whose members read more partitions than at the last look."""
         self._cleaning: list[str] = []
         """Since topics are gone that they have offsets of."""
         self._expiring: list[str] = []

@@ -172,6 +172,17 @@ async def test_a_member_that_says_everything_anew_frees_nothing_before_it_has_th
     await asyncio.create_task(over_another_connection())
 
 
+async def when_a_is_to_share() -> tuple[Broker, set[int]]:
+    """Member a has reported that it reads everything; b has joined, and a was told what it keeps. Return that, too."""
+    broker = Broker(Shard())
+    await broker.join("a")
+    await broker.heartbeat("a", 1, ALL)
+    await broker.join("b")
+    kept = given(await broker.heartbeat("a", 1))
+    assert kept is not None
+    return broker, kept
+
+
 async def test_what_a_member_is_taking_goes_to_no_other_until_it_has_reported_it() -> None:
     """Its application is in a callback: its heartbeats go on, and it reports the partitions only once it reads them."""
     broker = Broker(Shard())
@@ -191,12 +202,7 @@ async def test_what_a_member_is_taking_goes_to_no_other_until_it_has_reported_it
 
 async def test_what_a_member_was_never_told_of_need_not_be_reported() -> None:
     """Between two of its heartbeats it gets partitions, and they are taken away again: it hears of nothing new."""
-    broker = Broker(Shard())
-    await broker.join("a")
-    await broker.heartbeat("a", 1, ALL)
-    await broker.join("b")
-    kept = given(await broker.heartbeat("a", 1))
-    assert kept is not None
+    broker, kept = await when_a_is_to_share()
     epoch = (await broker.heartbeat("a", 1, kept))["member_epoch"]
     assert given(await broker.heartbeat("b", epoch)) == ALL - kept
     await broker.heartbeat("b", -1)
@@ -210,12 +216,7 @@ async def test_what_a_member_was_never_told_of_need_not_be_reported() -> None:
 
 async def test_a_report_that_is_lost_is_made_up_for_by_what_the_member_says_anew() -> None:
     """It had reported what it stops to read, so it does not take it; and it reports nothing twice."""
-    broker = Broker(Shard())
-    await broker.join("a")
-    await broker.heartbeat("a", 1, ALL)
-    await broker.join("b")
-    kept = given(await broker.heartbeat("a", 1))
-    assert kept is not None
+    broker, kept = await when_a_is_to_share()
     for _ in range(2):  # the first response is lost, too
 
         async def over_another_connection() -> None:
