@@ -24,7 +24,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -38,6 +38,7 @@ from bench.produce import UNSAFE
 from bench.report import Report, quantile
 from bench.small import Measured, measure
 from raftlog import Admin, Consumer, Producer, TopicPartition
+from raftlog.aio import Producer as AwaitableProducer
 from raftlog.testing import Cluster
 
 ROOT: Final = Path(__file__).parent.parent
@@ -284,6 +285,38 @@ def _result(records: int, seconds: float, latencies_ms: list[float]) -> dict[str
     }
 
 
+async def _one_by_one(send: Callable[[int, int], Awaitable[object]], producers: int, of_each: int) -> list[float]:
+    """Have a task for each producer send its records; return the latencies. `send`: by producer and turn."""
+    latencies_ms: list[float] = []
+
+    async def work(number: int) -> None:
+        for turn in range(of_each):
+            begun_s = time.perf_counter()
+            await send(number, turn)
+            latencies_ms.append((time.perf_counter() - begun_s) * 1e3)
+
+    await asyncio.gather(*map(work, range(producers)))
+    return latencies_ms
+
+
+async def _raftlog_tasks(where: str, topic: str, workload: Workload) -> dict[str, float]:
+    async with contextlib.AsyncExitStack() as stack:
+        producers = [
+            await stack.enter_async_context(AwaitableProducer(where, config={"linger.ms": 0}))
+            for _ in range(workload.producers)
+        ]
+
+        async def send(number: int, _turn: int) -> None:
+            await producers[number].send_and_wait(topic, workload.value)
+
+        await _one_by_one(send, workload.producers, 20)  # warms up
+        print("ready", flush=True)
+        await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
+        begun_s = time.perf_counter()
+        latencies_ms = await _one_by_one(send, workload.producers, workload.records // workload.producers)
+        return _result(len(latencies_ms), time.perf_counter() - begun_s, latencies_ms)
+
+
 async def _nats_client(where: str, topic: str, workload: Workload) -> dict[str, float]:
     nats: Any = importlib.import_module("nats")
     api: Any = importlib.import_module("nats.js.api")
@@ -291,11 +324,8 @@ async def _nats_client(where: str, topic: str, workload: Workload) -> dict[str, 
     connections = [await nats.connect(servers=where.split(",")) for _ in range(workload.producers)]
     streams = [connection.jetstream(publish_async_max_pending=1_000, timeout=60) for connection in connections]
 
-    async def one(number: int, of_each: int, into: list[float]) -> None:
-        for turn in range(of_each):
-            begun_s = time.perf_counter()
-            await streams[number].publish(f"{topic}.{(number + turn) % PARTITIONS}", value)
-            into.append((time.perf_counter() - begun_s) * 1e3)
+    def send(number: int, turn: int) -> Awaitable[object]:
+        return streams[number].publish(f"{topic}.{(number + turn) % PARTITIONS}", value)
 
     async def stream(of_all: int) -> None:
         for turn in range(of_all):
@@ -322,7 +352,7 @@ async def _nats_client(where: str, topic: str, workload: Workload) -> dict[str, 
         followed = await consumers(streams[0].subscribe, api.DeliverPolicy.NEW)
         await through(followed, 20, [])
     elif workload.waits_for_disks:
-        await asyncio.gather(*(one(number, 20, []) for number in range(workload.producers)))
+        await _one_by_one(send, workload.producers, 20)
     if workload.way == "stream":
         await stream(workload.records // 10)
     print("ready", flush=True)
@@ -331,8 +361,7 @@ async def _nats_client(where: str, topic: str, workload: Workload) -> dict[str, 
     begun_s = time.perf_counter()
     records = workload.records
     if workload.way == "one-by-one":
-        of_each = workload.records // workload.producers
-        await asyncio.gather(*(one(number, of_each, latencies_ms) for number in range(workload.producers)))
+        latencies_ms = await _one_by_one(send, workload.producers, workload.records // workload.producers)
     elif workload.way == "through":
         await through(followed, workload.records, latencies_ms)
     elif workload.way == "read":
@@ -352,10 +381,11 @@ def client(arguments: list[str]) -> None:
     name, system, where, topic = arguments
     workload = next(each for each in WORKLOADS if each.name == name)
     topic = workload.prefix + topic
-    if system == "nats":
+    tasks = {"nats": _nats_client, "raftlog-tasks": _raftlog_tasks}.get(system)
+    if tasks is not None:
         import uvloop
 
-        result = uvloop.run(_nats_client(where, topic, workload))
+        result = uvloop.run(tasks(where, topic, workload))
     else:
         made = (_RaftlogClient if system == "raftlog" else _KafkaClient)(where, topic, workload)
         result = _threads(made, workload)
@@ -457,6 +487,13 @@ class System:
     topic: str
     servers: Mapping[str, int]
 
+    def does(self, workload: Workload) -> bool:
+        """Whether a workload says something about it: tasks differ from threads where producers wait, and fsyncs
+        matter where something is written."""
+        if self.kind == "raftlog-tasks":
+            return workload.way == "one-by-one"
+        return workload.waits_for_disks or "fsync" not in self.durability
+
     @property
     def label(self) -> str:
         """The name, and whether an acknowledged record was fsynced."""
@@ -471,6 +508,7 @@ def _raftlog() -> Iterator[list[System]]:
         systems = []
         for name, kind, address in (
             (own, "raftlog", cluster.bootstrap),
+            (f"{own} with asyncio", "raftlog-tasks", cluster.bootstrap),
             (f"{own} with Kafka's client", "kafka", cluster.kafka_bootstrap),
         ):
             for durability, topic, configs in (
@@ -633,7 +671,7 @@ def run(report: Report) -> None:
                 report.add("compare", "left out", str(reason))
         for workload in WORKLOADS:  # the order of the page: who waits for the same is side by side
             for system in sorted(systems, key=lambda system: "fsync" not in system.durability):
-                if workload.waits_for_disks or "fsync" not in system.durability:
+                if system.does(workload):
                     results[workload.name][system.label] = []
         for number in range(ROUNDS + 1):
             turn = systems[number % len(systems) :] + systems[: number % len(systems)]
@@ -750,7 +788,7 @@ def _draw(results: Mapping[str, Mapping[str, list[Measured]]], into: Path) -> No
     pyplot: Any = importlib.import_module("matplotlib.pyplot")
 
     colours = {"raftlog": "#1f6feb", "Kafka": "#8b949e", "NATS": "#3fb950"}
-    with_kafkas_client = "#79b8ff"
+    shades = {"asyncio": "#0a3069", "Kafka's client": "#79b8ff"}
     kinds: tuple[tuple[str, str, Callable[[Measured], float]], ...] = (
         ("rates", "records/s", lambda run: run.per_s),
         ("cpu", "CPU us per record, all processes", lambda run: sum(run.cpu_us.values())),
@@ -766,7 +804,10 @@ def _draw(results: Mapping[str, Mapping[str, list[Measured]]], into: Path) -> No
             middle = [median(each) for each in values]
             low = [mid - min(each) for mid, each in zip(middle, values, strict=True)]
             high = [max(each) - mid for mid, each in zip(middle, values, strict=True)]
-            colour = [with_kafkas_client if "client" in label else colours[label.split()[0]] for label in labels]
+            colour = [
+                shades.get(label.partition(" with ")[2].partition(",")[0], colours[label.split()[0]])
+                for label in labels
+            ]
             axis.barh(labels, middle, xerr=[low, high], color=colour, error_kw={"elinewidth": 1, "ecolor": "#24292f"})
             axis.invert_yaxis()
             axis.set_title(workload.title, fontsize=10, loc="left")
