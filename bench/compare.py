@@ -324,8 +324,8 @@ async def _nats_client(where: str, topic: str, workload: Workload) -> dict[str, 
     connections = [await nats.connect(servers=where.split(",")) for _ in range(workload.producers)]
     streams = [connection.jetstream(publish_async_max_pending=1_000, timeout=60) for connection in connections]
 
-    def send(number: int, turn: int) -> Awaitable[object]:
-        return streams[number].publish(f"{topic}.{(number + turn) % PARTITIONS}", value)
+    async def send(number: int, turn: int) -> None:
+        await streams[number].publish(f"{topic}.{(number + turn) % PARTITIONS}", value)
 
     async def stream(of_all: int) -> None:
         for turn in range(of_all):

@@ -452,6 +452,8 @@ class _Connection:
         self._session = session
         self._client = self._named = session.who
         """The caller, with the client id of its last request."""
+        self._checks: ProducerChecks | None = None
+        """Of the producer ids of `_named`; None until the first produce."""
         self._opened = opened
         self._muted_until_s, self._muted_by = 0.0, ""
         if session.certificate and (security := listener.door.security) is not None:
@@ -734,7 +736,7 @@ class _Connection:
 
     async def _produce(self, body: Fields, size_bytes: int, version: int, correlation_id: int, begun_s: float) -> None:
         try:
-            begin = self._listener.produce.begin(body, version, self._client)
+            begin = self._listener.produce.begin(body, version, self._client, self._producer_checks())
             response, for_time_ms = await self._charged(self._client, begin)
         except Refused as refused:
             raise _Closed(f"a produce with acks=0 was refused: {refused}") from None
@@ -751,6 +753,11 @@ class _Connection:
         self._listener.counters.produces_unanswered += 1
         self._news.set()
         await self._all_left(MAX_UNANSWERED - 1)
+
+    def _producer_checks(self) -> ProducerChecks | None:
+        if self._checks is None:
+            self._checks = self._listener.produce.checks_of(self._client)
+        return self._checks
 
     def _share_debt(self, bytes_key: str) -> float:
         """Read nothing more while the client owes time for requests of other connections, which a new one does not end.
@@ -807,7 +814,8 @@ class _Connection:
         """Return the caller with the client id that the request names."""
         who, client_id = self._session.who, client_id[:MAX_CLIENT_ID]
         if self._client.client_id != client_id or self._named is not who:
-            self._named = who
+            if self._named is not who:
+                self._named, self._checks = who, None
             self._client = replace(who, client_id=client_id)
             caller.set(self._client)
         return self._client
@@ -864,11 +872,13 @@ class _Connection:
                 lambda: self._give_way("a response that the client does not take, while others wait"),
                 RESPONSE_STALL_S,
             )
-        async with asyncio.timeout(RESPONSE_S):
-            for chunk in chunks(pieces):
-                self._writer.write(chunk)
-                self._written += len(chunk)
-                await self._writer.drain()
+        until_s = asyncio.get_running_loop().time() + RESPONSE_S
+        for chunk in chunks(pieces):
+            self._writer.write(chunk)
+            self._written += len(chunk)
+            if self._writer.transport.get_write_buffer_size():  # else the socket has taken it
+                async with asyncio.timeout_at(until_s):
+                    await self._writer.drain()
         self._mute(response.get("throttle_time_ms", 0))
         self._count(key, response, begun_s)
 

@@ -111,8 +111,16 @@ class Produce:
         self._ratios: OrderedDict[tuple[bytes, int], float] = OrderedDict()
         """What the last compressed batch of a partition inflated to, as a multiple of its bytes."""
 
-    async def begin(self, request: Fields, version: int, who: Caller) -> asyncio.Future[Fields]:
+    def checks_of(self, who: Caller) -> ProducerChecks | None:
+        """Return the checks of a client's producer ids, for `begin`; they remember the ids that they have checked."""
+        return None if self._producers is None else self._producers(who)
+
+    async def begin(
+        self, request: Fields, version: int, who: Caller, checks: ProducerChecks | None = None
+    ) -> asyncio.Future[Fields]:
         """Append the batches, and return the response to come. Call it for one request of a connection at a time.
+
+        `checks`: of the connection's client, from `checks_of`.
 
         Raises:
             Refused: with acks=0, a batch was not appended. With acks=0 the result is not to be sent.
@@ -123,7 +131,6 @@ class Produce:
         acks, timeout_ms = request["acks"], request["timeout_ms"]
         request_answer = _Answer(response, by_name=version < IDS_FROM)
         turns = Budget(LOOP_COST)
-        checks = None if self._producers is None else self._producers(who)  # of all batches: most have one producer
         check_count(sum(len(topic["partition_data"]) for topic in request["topic_data"]), "partitions")
         async for topic in in_turns(request["topic_data"], weight=lambda topic: 1 + len(topic["partition_data"])):
             parts: list[Fields] = []

@@ -77,8 +77,14 @@ class SlowProduce:
 
     def __init__(self) -> None:
         self.begun: list[asyncio.Future[Fields]] = []
+        self.checks: list[object] = []
+        """What each has checked producer ids with."""
 
-    async def begin(self, request: Fields, version: int, who: Caller) -> asyncio.Future[Fields]:
+    def checks_of(self, who: Caller) -> object:
+        return object()
+
+    async def begin(self, request: Fields, version: int, who: Caller, checks: object) -> asyncio.Future[Fields]:
+        self.checks.append(checks)
         self.begun.append(asyncio.get_running_loop().create_future())
         return self.begun[-1]
 
@@ -212,6 +218,19 @@ def test_produces_are_pipelined_and_answered_in_order() -> None:
         bed.produce.begun[0].set_result(ANSWER)
         assert [await client.received() for _ in range(4)] == [0, 1, 2, 3]
         assert bed.counters.produces_unanswered == 0
+
+    run(scenario)
+
+
+def test_a_connection_remembers_which_producer_ids_were_checked() -> None:
+    async def scenario(bed: Bed) -> None:
+        clients = [await bed.client() for _ in range(2)]
+        for number, client in enumerate((*clients, *clients), 1):
+            client.produce(number)
+            await until(lambda: len(bed.produce.begun) == number)  # noqa: B023 # called at once
+        first, second, *again = bed.produce.checks
+        assert first is not second
+        assert again == [first, second]
 
     run(scenario)
 
