@@ -412,8 +412,8 @@ def _fetch(what: str, command: list[str], **environment: str) -> None:
 
 
 def kafka_jars() -> Path:
-    """Return the directory of Kafka's jars, with its tools and Connect; fetched once, by Maven."""
-    names = ("kafka_2.13", "kafka-tools", "connect-file", "connect-json", "connect-runtime")
+    """Return the directory of Kafka's jars, with its tools, Connect and MirrorMaker 2; fetched once, by Maven."""
+    names = ("kafka_2.13", "kafka-tools", "connect-file", "connect-json", "connect-mirror", "connect-runtime")
     return maven_jars(f"kafka-{KAFKA}", *(f"org.apache.kafka:{name}:{KAFKA}" for name in names))
 
 
@@ -445,6 +445,11 @@ def maven_jars(name: str, *artifacts: str, without: str = "") -> Path:
         _fetch(name, ["mvn", "-q", "-B", "-f", str(pom), *copy, *left_out])
         fetched.write_text(project)  # several tests may fetch at once, the same
     return jars
+
+
+def streams_jars() -> Path:
+    """Return the directory of Kafka Streams' jars, with RocksDB for its stores; fetched once, by Maven."""
+    return maven_jars(f"kafka-streams-{KAFKA}", f"org.apache.kafka:kafka-streams:{KAFKA}")
 
 
 def spark_jars() -> Path:

@@ -43,8 +43,6 @@ MAX_ELECTIONS: Final = 16
 """Elections of one request that are under way at once."""
 MAX_PARTITIONS: Final = 2_000
 """In a response of DescribeTopicPartitions."""
-_NEVER_SET: Final = frozenset({"replica.alter.log.dirs.io.max.bytes.per.second"})
-"""Configs of Kafka that do not exist here, and that its tools delete whether they are set or not."""
 METADATA_TOPIC: Final = "__cluster_metadata"
 OF_TOPIC, OF_BROKER, OF_ALL_BROKERS, IN_FILE, AS_DEFAULT, OF_LOGGER = 1, 2, 3, 4, 5, 6
 """Kafka's numbers for where a value comes from."""
@@ -62,6 +60,8 @@ _TYPES: Final = {"bool": 1, "string": 2, "int": 5, "ms": 5, "bytes": 5, "float":
 _UNKNOWN_TYPE: Final = 0
 _TOPIC_KEYS: Final[Mapping[str, ConfigKey]] = {each.name: each for each in TOPIC_CONFIGS}
 _BROKER_KEYS: Final[Mapping[str, ConfigKey]] = {each.name: each for each in BROKER_CONFIGS}
+_KEYS: Final = {ConfigResource.TOPIC: _TOPIC_KEYS, ConfigResource.BROKER: _BROKER_KEYS}
+"""The configs that there are, by type of resource; any logger may be configured."""
 
 
 class AdminApis:
@@ -153,16 +153,17 @@ class AdminApis:
             call = admin_pb2.AlterConfigsRequest(resource=resource, validate_only=request["validate_only"])
             self._apis.permit("Admin/AlterConfigs", call, who)
             present: dict[str, str] | None = None
+            keys = _KEYS.get(resource.type)
             seen: set[str] = set()
             async for each in in_turns(named["configs"]):
                 operation = each["config_operation"]
+                if operation == DELETE and keys is not None and each["name"] not in keys:
+                    continue  # Kafka's tools, and MirrorMaker 2, delete configs of Kafka whether they are set or not
                 if each["name"] in seen:
                     raise InvalidRequestError(f"config {each['name'][:249]!r} is named twice")
-                if each["name"] not in _NEVER_SET:
-                    seen.add(each["name"])
+                seen.add(each["name"])
                 if operation == DELETE:
-                    if each["name"] not in _NEVER_SET:
-                        call.unset.append(each["name"])
+                    call.unset.append(each["name"])
                     continue
                 value = config_value(each)
                 if operation in (APPEND, SUBTRACT):

@@ -11,6 +11,11 @@ Kafka's format does not say what a batch inflates to. So a batch is converted wi
 batch turns out to cost more: first on the event loop, unless the partition's last batch inflated too far for that, then
 in a thread for what ordinary batches inflate to, at last for what their topic allows. The user's share of heavy work
 (`HeavyWork`) covers the bound in threads.
+
+An idempotent producer has several batches of a partition under way. If the broker refuses one for the moment, the next
+one leaves a gap. That would end the producer's epoch (ADR 0012), although the client sends both again, in order. So the
+broker remembers the refusal, and refuses the batches behind it for the moment too, as chains do for raftlog's clients
+(ADR 0004).
 """
 
 from __future__ import annotations
@@ -44,6 +49,7 @@ from broker.replicas.replica_manager import ReplicaManager
 from broker.security.caller import Caller
 from broker.turns import Budget, in_turns
 from raftlog.errors import (
+    ChainBroken,
     ConcurrentTransactions,
     CoordinatorLoadInProgress,
     CoordinatorNotAvailable,
@@ -55,7 +61,7 @@ from raftlog.errors import (
     UnknownTopicId,
     UnknownTopicOrPartition,
 )
-from raftlog.format import BatchHeader, checking_cost_bytes
+from raftlog.format import BatchHeader, Buffer, checking_cost_bytes
 from raftlog.v1 import log_pb2
 from raftlog.v1.security_pb2 import Acl
 from raftmeta.image import MetadataImage, TopicImage
@@ -72,6 +78,8 @@ EXPECTED_COST: Final = 16 << 20
 IDS_FROM: Final = 13
 """The first version that names topics by id."""
 MAX_REMEMBERED: Final = 10_000
+_HALF_OF_SEQUENCES: Final = 1 << 30
+"""Sequences count from 0 to twice this, and begin again; one is behind another if it is less than this ahead of it."""
 MAX_MESSAGE: Final = 500
 """Characters of an error's text in a response."""
 
@@ -83,6 +91,10 @@ _OF_COORDINATOR: Final = (
     NotCoordinator,
 )
 """What a transaction's coordinator may say for the moment; Kafka's brokers give them the same code."""
+
+
+_Queue = tuple[str, bytes, int, int, int]
+"""The batches of a producer for a partition: the user, the topic id, the partition, the producer id, its epoch."""
 
 
 class Refused(Exception):
@@ -110,6 +122,8 @@ class Produce:
         """Epochs that coordinators have told, by partition, transactional id, producer id and the client's epoch."""
         self._ratios: OrderedDict[tuple[bytes, int], float] = OrderedDict()
         """What the last compressed batch of a partition inflated to, as a multiple of its bytes."""
+        self._refused: OrderedDict[_Queue, tuple[int, int]] = OrderedDict()
+        """The first batch that was refused for the moment: its base sequence, and the leader epoch of the refusal."""
 
     def checks_of(self, who: Caller) -> ProducerChecks | None:
         """Return the checks of a client's producer ids, for `begin`; they remember the ids that they have checked."""
@@ -164,14 +178,16 @@ class Produce:
         turns: Budget,
     ) -> None:
         answer = request_answer.of(result)
+        partition: Partition | None = None
         try:
             if request["acks"] not in (ALL, NO_ACK, 1):
                 result["error_code"] = errors.INVALID_REQUIRED_ACKS
                 answer(None)
                 return
             topic = self._topic(named, version, who)
-            found = await self._checked(topic, part, request, version, who, checks, turns)
-            partition, (batch, checked, traceparents), session_epoch = found
+            partition = self._replica_manager.find(topic.topic_id, part["index"])
+            found = await self._checked(partition, part, request, version, who, checks, turns)
+            (batch, checked, traceparents), session_epoch = found
             base_offset, append_time_ms = append_for_client(
                 partition,
                 self._replica_manager.counters.topic(topic.name),
@@ -184,6 +200,8 @@ class Produce:
                 admit_producer=partial(self._replica_manager.new_producers.admit, who.share),
                 session_epoch=session_epoch,
             )
+            if self._refused:
+                self._settle(partition, part["records"], who)
             if "error_code" not in result:
                 result["base_offset"] = base_offset
                 result["log_append_time_ms"] = append_time_ms
@@ -191,6 +209,8 @@ class Produce:
             if request["acks"] == NO_ACK:
                 answer(None)
         except RaftlogError as error:
+            if partition is not None and part["records"] is not None and not isinstance(error, ChainBroken):
+                self._settle(partition, part["records"], who, again=error.retriable)
             answer(error)
         except Exception as error:  # a bug in one append must not take the client's other partitions down
             logger.exception("produce to a partition failed", extra={"partition": part["index"]})
@@ -210,24 +230,49 @@ class Produce:
         refuse_internal(found.name, "not written to by clients")
         return found
 
+    def _settle(self, partition: Partition, records: Buffer, who: Caller, *, again: bool = False) -> None:
+        """Note what became of a batch; `again`: it was refused for the moment, so the client sends it again."""
+        queue, sequence = _place(partition, records, who)
+        refused = self._refused.get(queue)
+        if refused is not None and refused[1] != partition.leader_epoch:
+            refused = None
+        if refused is None or not _is_behind(sequence, refused[0]):
+            if again and queue[3] >= 0:
+                self._refused[queue] = sequence, partition.leader_epoch
+                if len(self._refused) > MAX_REMEMBERED:
+                    self._refused.popitem(last=False)
+            elif refused is None or refused[0] == sequence:
+                self._refused.pop(queue, None)
+
+    def _check_chain(self, partition: Partition, records: Buffer, who: Caller) -> None:
+        """Raises ChainBroken: the broker has refused an earlier batch, and the client has not sent it again yet."""
+        queue, sequence = _place(partition, records, who)
+        refused = self._refused.get(queue)
+        if refused is not None and refused[1] == partition.leader_epoch and _is_behind(sequence, refused[0]):
+            raise ChainBroken(
+                f"{partition.topic_partition}: the batch with sequence {refused[0]} of producer id {queue[3]} was "
+                f"refused; send it again before the one with sequence {sequence}"
+            )
+
     async def _checked(
         self,
-        topic: TopicImage,
+        partition: Partition,
         part: Fields,
         request: Fields,
         version: int,
         who: Caller,
         checks: ProducerChecks | None,
         turns: Budget,
-    ) -> tuple[Partition, tuple[bytes, BatchHeader, list[str]], int]:
-        """Return the partition, what `_converted` returns, and as what `Partition.append` takes the epoch."""
-        partition = self._replica_manager.find(topic.topic_id, part["index"])
+    ) -> tuple[tuple[bytes, BatchHeader, list[str]], int]:
+        """Return what `_converted` returns, and as what `Partition.append` takes the epoch."""
         partition.check_serving()
         records = part["records"]
         if records is None:
             raise InvalidRecord("the partition has no records")
+        if self._refused:
+            self._check_chain(partition, records, who)
         epoch, session_epoch = None, -1
-        producer_id, client_epoch = producer_in(records)
+        producer_id, client_epoch, _ = producer_in(records)
         if checks is not None and producer_id >= 0:
             transactional_id = request["transactional_id"] or ""
             is_transactional = says_transactional(records)
@@ -243,8 +288,8 @@ class Produce:
                 epoch = await self._epoch(partition, owner, checks, add=add)
                 session_epoch = -1 if add else client_epoch
         if not is_compressed(records):
-            return partition, await self._convert(partition, records, epoch, who, turns, 1), session_epoch
-        key = topic.topic_id, part["index"]
+            return await self._convert(partition, records, epoch, who, turns, 1), session_epoch
+        key = partition.log.topic_id, part["index"]
         ratio = self._ratios.get(key, USUAL_RATIO)
         converted = await self._convert(partition, records, epoch, who, turns, ratio)
         inflated = checking_cost_bytes(converted[0]) - len(converted[0])
@@ -252,7 +297,7 @@ class Produce:
         self._ratios.move_to_end(key)
         while len(self._ratios) > MAX_REMEMBERED:
             self._ratios.popitem(last=False)
-        return partition, converted, session_epoch
+        return converted, session_epoch
 
     async def _convert(
         self, partition: Partition, records: Any, epoch: int | None, who: Caller, turns: Budget, ratio: float
@@ -295,6 +340,16 @@ class Produce:
         while len(self._epochs) > MAX_REMEMBERED:
             self._epochs.popitem(last=False)
         return epoch
+
+
+def _place(partition: Partition, records: Buffer, who: Caller) -> tuple[_Queue, int]:
+    producer_id, producer_epoch, base_sequence = producer_in(records)
+    log = partition.log
+    return (who.principal, log.topic_id, log.partition, producer_id, producer_epoch), base_sequence
+
+
+def _is_behind(sequence: int, other: int) -> bool:
+    return 0 < (sequence - other) % (2 * _HALF_OF_SEQUENCES) < _HALF_OF_SEQUENCES
 
 
 def _converted(

@@ -84,7 +84,7 @@ CODEC_MASK: Final = 0b111
 _HEADER = struct.Struct(">qiibIhiqqqhii")
 _FRONT = struct.Struct(">qiibI")
 _CHECKED = struct.Struct(">hiqqqhii")
-_PRODUCER = struct.Struct(">qh")
+_PRODUCER = struct.Struct(">qhi")
 _PRODUCER_AT: Final = 43
 assert _HEADER.size == HEADER_BYTES
 assert _FRONT.size == CHECKED_FROM
@@ -249,12 +249,12 @@ def is_compressed(records: Buffer) -> bool:
     return len(records) >= HEADER_BYTES and bool(records[CHECKED_FROM + 1] & CODEC_MASK)
 
 
-def producer_in(records: Buffer) -> tuple[int, int]:
-    """Return the producer id and epoch of a batch, without any check; (-1, -1) where it is cut short."""
+def producer_in(records: Buffer) -> tuple[int, int, int]:
+    """Return the producer id, epoch and base sequence of a batch, without any check; -1 each where it is cut short."""
     if len(records) < HEADER_BYTES:
-        return _NO_PRODUCER[:2]
-    producer_id, producer_epoch = _PRODUCER.unpack_from(records, _PRODUCER_AT)
-    return producer_id, producer_epoch
+        return _NO_PRODUCER
+    producer_id, producer_epoch, base_sequence = _PRODUCER.unpack_from(records, _PRODUCER_AT)
+    return producer_id, producer_epoch, base_sequence
 
 
 def _codec(attributes: int) -> Codec:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from broker.kafka.admin import APPEND, SUBTRACT, AdminApis
+from broker.kafka.admin import APPEND, DELETE, SET, SUBTRACT, AdminApis
 from broker.kafka.messages import ALTER_CONFIGS, INCREMENTAL_ALTER_CONFIGS
 from broker.security.caller import Caller
 from raftlog.v1 import admin_pb2
@@ -73,3 +73,14 @@ def test_configs_that_another_broker_has_set_are_replaced() -> None:
     altered = Late().alter(ALTER_CONFIGS, [{"name": "cleanup.policy", "value": "compact"}])
     assert dict(altered.set) == {"cleanup.policy": "compact"}
     assert altered.unset == ["retention.ms"]
+
+
+def test_deleting_a_config_that_does_not_exist_changes_nothing() -> None:
+    """As with Kafka's brokers. MirrorMaker 2 deletes every topic config that its source has at the default."""
+    never, other = ("segment.jitter.ms", "retention.ms")
+    names = (never, other, never)
+    deleted: list[dict[str, object]] = [{"name": name, "config_operation": DELETE, "value": None} for name in names]
+    changed = {"name": "cleanup.policy", "config_operation": SET, "value": "compact"}
+    altered = Late().alter(INCREMENTAL_ALTER_CONFIGS, [*deleted, changed])
+    assert altered.unset == ["retention.ms"]
+    assert dict(altered.set) == {"cleanup.policy": "compact"}

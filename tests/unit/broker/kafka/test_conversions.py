@@ -69,7 +69,7 @@ class Appended:
             append=self._append,
             log_end_offset=0,
             leader_epoch=1,
-            log=SimpleNamespace(log_start_offset=0),
+            log=SimpleNamespace(log_start_offset=0, topic_id=bytes(16), partition=0),
         )
         replica_manager: Any = SimpleNamespace(
             counters=Counters(),
@@ -187,7 +187,7 @@ class Reading:
             suspect=self.suspected.append,
             high_watermark=9,
             last_stable_offset=9,
-            log=SimpleNamespace(log_start_offset=0),
+            log=SimpleNamespace(log_start_offset=0, topic_id=bytes(16), partition=0),
             traces=None,
         )
 
