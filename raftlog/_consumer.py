@@ -19,6 +19,7 @@ import re
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
 from threading import get_ident
 from types import TracebackType
 from typing import Any, Final, Generic, Unpack
@@ -145,15 +146,16 @@ class Unread:
     def __init__(self) -> None:
         self.records: deque[Record] = deque()
 
-    def take_all(self, noted: Callable[[list[Record]], None] | None) -> list[Record]:
-        """Return all of them, after calling `noted` with them.
+    def take(self, most: int, noted: Callable[[list[Record]], None] | None) -> list[Record]:
+        """Return the first ones, at most `most`, after calling `noted` with them.
 
         No call lies between dropping and returning them, so a signal handler's exception loses none.
         """
-        records, nothing = list(self.records), deque[Record]()
+        most = max(0, most)
+        records, rest = list(islice(self.records, most)), deque(islice(self.records, most, None))
         if noted is not None:
             noted(records)
-        self.records = nothing
+        self.records = rest
         return records
 
     def first_offsets(self) -> dict[TopicPartition, int]:
@@ -954,16 +956,17 @@ class Consumer(Client[ConsumerEngine], Generic[K, V]):
     def _poll(self, timeout: float | None, max_records: int | None) -> list[Record]:
         engine, group = self._engine, self._group
         engine.check_open()
+        most = max_records or engine.options.max_poll_records
         if self._unread.records:
             if group is None:
-                return self._unread.take_all(None)
+                return self._unread.take(most, None)
             group.come_back()
             if self._unread.records:
-                return self._unread.take_all(group.progress.handed_records)
+                return self._unread.take(most, group.progress.handed_records)
         marks = self._come_back()
         try:
             found: list[Record] = []
-            for rows in self._rows(timeout, max_records or engine.options.max_poll_records, marks):
+            for rows in self._rows(timeout, most, marks):
                 found += rows.records()
             return found
         except BaseException:

@@ -406,16 +406,17 @@ class Consumer(Client[ConsumerEngine], Generic[K, V]):
     async def _poll(self, timeout: float | None, max_records: int | None) -> list[Record]:
         engine, group = self._engine, self._group
         engine.check_open()
+        most = max_records or engine.options.max_poll_records
         if self._unread.records:
             if group is None:
-                return self._unread.take_all(None)
+                return self._unread.take(most, None)
             await group.come_back()
             if self._unread.records:
-                return self._unread.take_all(group.progress.handed_records)
+                return self._unread.take(most, group.progress.handed_records)
         marks = await self._come_back()
         try:
             found: list[Record] = []
-            for rows in await self._rows(timeout, max_records or engine.options.max_poll_records, marks):
+            for rows in await self._rows(timeout, most, marks):
                 found += rows.records()
             return found
         except BaseException:

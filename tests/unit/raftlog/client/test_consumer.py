@@ -446,6 +446,18 @@ def test_a_seek_to_what_is_no_offset_is_refused_and_reading_goes_on(cluster: Fak
         assert type(consumer.position(T0)) is int
 
 
+def test_a_poll_after_an_iteration_returns_no_more_than_it_was_asked_for(cluster: FakeCluster) -> None:
+    """An iteration has polled many records before it yields the first."""
+    cluster.append("t", batch(numbered(0, 20), 1000))
+    with Consumer(cluster.bootstrap, auto_offset_reset="earliest") as consumer:
+        consumer.subscribe("t")
+        assert next(consumer).offset == 0
+        assert [record.offset for record in consumer.poll(30, max_records=3)] == [1, 2, 3]
+        assert consumer.position(T0) == 4
+        assert next(consumer).offset == 4
+        assert len(consumer.poll(30)) == 15
+
+
 def test_look_ups_by_time_and_name(cluster: FakeCluster) -> None:
     cluster.append("t", batch(numbered(0, 3), 1000))
     cluster.append("t", batch(numbered(3, 3), 2000))
