@@ -14,10 +14,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import operator
 import re
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
 from threading import get_ident
 from types import TracebackType
 from typing import Any, Final, Generic, Unpack
@@ -144,15 +146,16 @@ class Unread:
     def __init__(self) -> None:
         self.records: deque[Record] = deque()
 
-    def take_all(self, noted: Callable[[list[Record]], None] | None) -> list[Record]:
-        """Return all of them, after calling `noted` with them.
+    def take(self, most: int, noted: Callable[[list[Record]], None] | None) -> list[Record]:
+        """Return the first ones, at most `most`, after calling `noted` with them.
 
         No call lies between dropping and returning them, so a signal handler's exception loses none.
         """
-        records, nothing = list(self.records), deque[Record]()
+        most = max(0, most)
+        records, rest = list(islice(self.records, most)), deque(islice(self.records, most, None))
         if noted is not None:
             noted(records)
-        self.records = nothing
+        self.records = rest
         return records
 
     def first_offsets(self) -> dict[TopicPartition, int]:
@@ -182,25 +185,48 @@ class Unread:
         self.records.clear()
 
 
-def check_offset(offset: int) -> None:
-    """Check an offset.
+_MOST: Final = (1 << 63) - 1
+
+
+def as_offset(offset: Any) -> int:
+    """Return an offset, one of NumPy too, as an int.
 
     Raises:
-        InvalidRequestError: negative.
+        InvalidRequestError: not a whole number, negative, or more than any log holds.
     """
-    if offset < 0:
-        raise InvalidRequestError(f"offset {offset} is negative; seek_to_end and seek_to_beginning name the ends")
+    number = _whole(offset)
+    if number is None or number > _MOST:
+        raise InvalidRequestError(f"{offset!r} is no offset: it takes a whole number from 0 to {_MOST}")
+    if number < 0:
+        raise InvalidRequestError(f"offset {number} is negative; seek_to_end and seek_to_beginning name the ends")
+    return number
 
 
-def check_times(timestamps_ms: Mapping[TopicPartition, int]) -> None:
-    """Check timestamps.
+def as_times(timestamps_ms: Mapping[TopicPartition, Any]) -> dict[TopicPartition, int]:
+    """Return timestamps as ints.
 
     Raises:
-        InvalidRequestError: negative.
+        InvalidRequestError: not a whole number, negative, or too large.
     """
+    times: dict[TopicPartition, int] = {}
     for topic_partition, timestamp_ms in timestamps_ms.items():
-        if timestamp_ms < 0:
-            raise InvalidRequestError(f"{TopicPartition(*topic_partition)}: timestamp {timestamp_ms} is negative")
+        number, part = _whole(timestamp_ms), TopicPartition(*topic_partition)
+        if number is None or number > _MOST:
+            raise InvalidRequestError(f"{part}: {timestamp_ms!r} is no timestamp: it takes Unix milliseconds, an int")
+        if number < 0:
+            raise InvalidRequestError(f"{part}: timestamp {number} is negative")
+        times[part] = number
+    return times
+
+
+def _whole(value: Any) -> int | None:
+    """Return a value as an int; None: it is not a whole number."""
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
 
 
 class ToEnds:
@@ -930,16 +956,17 @@ class Consumer(Client[ConsumerEngine], Generic[K, V]):
     def _poll(self, timeout: float | None, max_records: int | None) -> list[Record]:
         engine, group = self._engine, self._group
         engine.check_open()
+        most = max_records or engine.options.max_poll_records
         if self._unread.records:
             if group is None:
-                return self._unread.take_all(None)
+                return self._unread.take(most, None)
             group.come_back()
             if self._unread.records:
-                return self._unread.take_all(group.progress.handed_records)
+                return self._unread.take(most, group.progress.handed_records)
         marks = self._come_back()
         try:
             found: list[Record] = []
-            for rows in self._rows(timeout, max_records or engine.options.max_poll_records, marks):
+            for rows in self._rows(timeout, most, marks):
                 found += rows.records()
             return found
         except BaseException:
@@ -1117,12 +1144,11 @@ class Consumer(Client[ConsumerEngine], Generic[K, V]):
         """Continue at `offset`, and drop the records that were fetched before.
 
         Raises:
-            InvalidRequestError: the partition is not assigned, or the offset is negative.
+            InvalidRequestError: the partition is not assigned, or the offset is negative or no whole number.
         """
-        wanted = as_partition(partition)
-        check_offset(offset)
+        wanted, begin = as_partition(partition), as_offset(offset)
         self._unread.put_back(self._engine)
-        self._engine.place(wanted, offset)
+        self._engine.place(wanted, begin)
 
     def seek_to_beginning(self, *partitions: TopicPartition | Iterable[TopicPartition]) -> None:
         """Go to the first offset of these partitions, by default of all assigned ones."""
@@ -1249,8 +1275,7 @@ class Consumer(Client[ConsumerEngine], Generic[K, V]):
             UnknownTopicOrPartition: there is no such topic or partition.
             BrokerUnavailable: no broker answered within `default.api.timeout.ms`.
         """
-        check_times(timestamps_ms)
-        return self._find(timestamps_ms)
+        return self._find(as_times(timestamps_ms))
 
     def beginning_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """Return the first offset of each partition. The partitions need not be assigned.

@@ -91,6 +91,9 @@ class Engine(Protocol):
     def on_loop(self) -> bool:
         """Whether the caller runs in the event loop's thread."""
 
+    def check_process(self) -> None:
+        """Refuse in a forked child, where no delivery ever ends; raises ClosedError."""
+
     def close_batches(self, batches: Iterable[Batch]) -> None:
         """Send these open batches without further lingering."""
 
@@ -115,6 +118,7 @@ def wait_sync(batch: Batch, timeout: float | None) -> None:
 
     Raises:
         TimeoutError: after `timeout` seconds; the delivery continues.
+        ClosedError: this process was forked from the one that made the producer.
     """
     if batch.done:
         return
@@ -123,6 +127,7 @@ def wait_sync(batch: Batch, timeout: float | None) -> None:
         from raftlog.errors import InvalidRequestError
 
         raise InvalidRequestError("waiting for a delivery inside a delivery callback would never end")
+    engine.check_process()
     done = Alarm()
     if when_done(batch, done.set):
         engine.close_batches((batch,))

@@ -120,6 +120,7 @@ class Followed:
 
     __slots__ = (
         "acked_end_offset",
+        "acked_start_offset",
         "attempts",
         "damaged_offset",
         "flush_end_offset",
@@ -152,6 +153,8 @@ class Followed:
         self.attempts = 0
         self.retry_at_ms = 0.0
         self.acked_end_offset = 0
+        self.acked_start_offset = 0
+        """The log start of the last ack; 0: the leader was told none since it was opened."""
         self.flush_end_offset = 0
         """While flushing: the end that has to be durable before it is opened again."""
         self.throttled = False
@@ -535,7 +538,11 @@ class FollowerSession:
             self._add_opens(request)
             goes = goes or bool(request.open)
         for subscription_id in list(itertools.islice(self._acks, MAX_ACKS)):
-            request.acks.add(subscription_id=subscription_id, durable_end_offset=self._acks.pop(subscription_id))
+            request.acks.add(
+                subscription_id=subscription_id,
+                durable_end_offset=self._acks.pop(subscription_id),
+                log_start_offset=self._by_id[subscription_id].acked_start_offset,
+            )
         if self._to_close or self._to_open or self._acks:  # the rest goes with the next request
             self._wake()
         return request if self._credit.put_into(request, now_ms, goes_anyway=goes) else None
@@ -561,6 +568,7 @@ class FollowerSession:
             self._next_id += 1
             followed.state = State.OPENING
             followed.acked_end_offset = state.durable_end_offset
+            followed.acked_start_offset = 0
             if state.durable_end_offset < state.log_end_offset:
                 followed.partition.call_when_durable(followed.on_durable)
             followed.throttled = self._is_throttled(followed)
@@ -650,7 +658,12 @@ class FollowerSession:
             followed.state = State.FOLLOWING
         try:
             # first the marks: a marker among the records says where its transaction begins above the leader's log start
-            followed.partition.take_marks(head.high_watermark, head.log_start_offset, followed.leader_epoch)
+            log_start_offset = followed.partition.take_marks(
+                head.high_watermark, head.log_start_offset, followed.leader_epoch
+            )
+            if log_start_offset > followed.acked_start_offset:
+                followed.acked_start_offset = log_start_offset
+                self._ack(followed)
             if records:
                 followed.partition.append_replicated(
                     memoryview(records), followed.leader_epoch, followed.on_durable, head.traceparents
@@ -726,8 +739,11 @@ class FollowerSession:
             self._wake()
         if followed.id and durable_end_offset > followed.acked_end_offset:
             followed.acked_end_offset = durable_end_offset
-            self._acks[followed.id] = durable_end_offset
-            self._wake()
+            self._ack(followed)
+
+    def _ack(self, followed: Followed) -> None:
+        self._acks[followed.id] = followed.acked_end_offset
+        self._wake()
 
     # Trouble
 

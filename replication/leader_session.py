@@ -759,7 +759,9 @@ class LeaderSession:
         if subscription is None:
             return
         try:
-            subscription.partition.replica_acked(replica, subscription.on_change, ack.durable_end_offset)
+            subscription.partition.replica_acked(
+                replica, subscription.on_change, ack.durable_end_offset, ack.log_start_offset
+            )
         except RaftlogError as error:
             queue.fail(subscription, error)
         else:

@@ -130,8 +130,10 @@ class LedPartition(Protocol):
         """
         ...
 
-    def replica_acked(self, replica: Replica, on_change: Wake, durable_end_offset: int) -> None:
-        """Count what a follower holds durably.
+    def replica_acked(
+        self, replica: Replica, on_change: Wake, durable_end_offset: int, log_start_offset: int = 0
+    ) -> None:
+        """Count what a follower holds durably, and note where its log starts (0: it does not say).
 
         Raises:
             NotLeader, FencedLeaderEpoch: the stream of `on_change` does not serve the follower in this epoch.
@@ -219,10 +221,11 @@ class FollowedPartition(Protocol):
         """
         ...
 
-    def take_marks(self, high_watermark: int, log_start_offset: int, leader_epoch: int) -> None:
+    def take_marks(self, high_watermark: int, log_start_offset: int, leader_epoch: int) -> int:
         """Raise the high watermark, up to the log's durable end, and the log start; other epochs are ignored.
 
-        A later durable end raises them further. Called before the records of the same frame are appended.
+        A later durable end raises them further. Called before the records of the same frame are appended. Returns the
+        log start offset; 0 if the marks were ignored.
         """
         ...
 

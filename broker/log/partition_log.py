@@ -654,6 +654,8 @@ class PartitionLog:
         """Write batches, of `size` bytes in all, that the leader of one epoch has stamped."""
         active, config = self._active, self.config
         base_offset, next_offset = batches[0].base_offset, batches[-1].next_offset
+        if now_ms < active.first_append_ms:  # the clock was set back
+            active.first_append_ms = now_ms
         try:
             position = active.end[1]
             if position:
@@ -882,6 +884,7 @@ class PartitionLog:
     def maybe_roll(self, now_ms: int) -> bool:
         """Roll if the active segment's first append is `segment.ms` ago (or `max.compaction.lag.ms`, if compacted)."""
         active = self._active
+        active.first_append_ms = min(active.first_append_ms, now_ms)  # the clock may have been set back
         return active.size > 0 and now_ms - active.first_append_ms >= self.config.roll_ms and self.roll()
 
     def open_segment(self, segment: Segment) -> OpenSegment:
@@ -1075,7 +1078,17 @@ class PartitionLog:
 
         It pauses after every `EXPIRED_AT_ONCE` producers, so that the event loop gets the lock in between.
         """
+        if self.producers.newest_append_ms > now_ms:
+            self._set_producers_back(now_ms)
         return self._forget_producers(lambda at_most: self.producers.expire(now_ms, at_most))
+
+    def _set_producers_back(self, now_ms: int) -> None:
+        with self._lock:
+            ahead = self.producers.ahead_of(now_ms)
+        for at in range(0, len(ahead), EXPIRED_AT_ONCE):
+            with self._lock:
+                self.producers.set_back(ahead[at : at + EXPIRED_AT_ONCE], now_ms)
+            time.sleep(_PAUSE_S)
 
     def forget_idle_producers(self, keep: int, now_ms: int) -> int:
         """Forget idle producers until `keep` are left; return how many. It pauses as `expire_producers` does."""
@@ -1270,12 +1283,16 @@ class PartitionLog:
                 gone = [segment for segment in self._detached if segment.next_offset <= end_offset]
                 self._detached = [segment for segment in self._detached if segment.next_offset > end_offset]
             try:
-                self._rename_away(gone, now_ms + self.config.file_delete_delay_ms)
+                latest_ms = now_ms + self.config.file_delete_delay_ms
+                self._rename_away(gone, latest_ms)
                 gone = []
                 for deadline_ms, path in self._deleted_paths:
                     if deadline_ms <= now_ms:
                         self._storage.remove(path)
-                self._deleted_paths = [entry for entry in self._deleted_paths if entry[0] > now_ms]
+                # None later than that: the clock may have been set back since.
+                self._deleted_paths = [
+                    (min(at_ms, latest_ms), path) for at_ms, path in self._deleted_paths if at_ms > now_ms
+                ]
             except OSError as error:
                 with self._lock:
                     self._detached = gone + self._detached  # for the next sweep

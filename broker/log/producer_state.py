@@ -381,21 +381,26 @@ class ProducerStates:
         return sum(1 for _ in takewhile(lambda state: state.last_append_ms < since_ms, states))
 
     def _put(self, producer_id: int, state: ProducerState) -> None:
-        producers, recent = self._producers, self._recent
+        producers = self._producers
         former = producers.get(producer_id)
-        if former is not None:
-            if former.last_append_ms > state.last_append_ms:
-                state = state._replace(last_append_ms=former.last_append_ms)
-            producers.move_to_end(producer_id)
-        self._place(producer_id, former, state)
-        recent.pop(producer_id, None)  # moves to the end here, too, even if the producer was forgotten
+        if former is not None and former.last_append_ms > state.last_append_ms:
+            state = state._replace(last_append_ms=former.last_append_ms)
         if state.last_append_ms > self._newest_ms:
             self._newest_ms = state.last_append_ms
-        producers[producer_id] = recent[producer_id] = state
+        self._note_at_end(producer_id, former, state)
         if len(producers) > self.limits.max_ids:
             longest_idle = self._longest_idle()
             if longest_idle is not None and longest_idle != producer_id:
                 self._forget(longest_idle)
+
+    def _note_at_end(self, producer_id: int, former: ProducerState | None, state: ProducerState) -> None:
+        """Note what is known of a producer now, and move it to the end of all orders."""
+        producers, recent = self._producers, self._recent
+        if former is not None:
+            producers.move_to_end(producer_id)
+        self._place(producer_id, former, state)
+        recent.pop(producer_id, None)  # moves to the end here, too, even if the producer was forgotten
+        producers[producer_id] = recent[producer_id] = state
 
     def _place(self, producer_id: int, former: ProducerState | None, state: ProducerState) -> None:
         """Move a producer to the end of the order that it belongs to now."""
@@ -428,6 +433,28 @@ class ProducerStates:
                 self._forget(longest_idle)
                 count += 1
         return count
+
+    def ahead_of(self, now_ms: int) -> list[int]:
+        """Return the producers that appended later than now: the clock was ahead then, and was set back since.
+
+        Each would keep those behind it from being forgotten until the clock is there again. By less than `LIVE_MS`
+        does not count, as `now_ms` may be from before the last appends.
+        """
+        latest_ms = now_ms + LIVE_MS
+        if self._newest_ms <= latest_ms:
+            return []
+        found = [producer_id for producer_id, state in self._producers.items() if state.last_append_ms > latest_ms]
+        if not found:
+            self._newest_ms = max((state.last_append_ms for state in self._producers.values()), default=0)
+        return found
+
+    def set_back(self, producer_ids: Iterable[int], now_ms: int) -> None:
+        """Take the last append of producers that are ahead as one of now: they are kept too long rather than too
+        short."""
+        for producer_id in producer_ids:
+            state = self._producers.get(producer_id)
+            if state is not None and state.last_append_ms > now_ms + LIVE_MS:
+                self._note_at_end(producer_id, state, state._replace(last_append_ms=now_ms))
 
     def forget_idle(self, keep: int, now_ms: int, at_most: int) -> int:
         """Forget idle producers, as for want of room, until `keep` are left; return how many were forgotten.

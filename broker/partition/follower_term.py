@@ -281,13 +281,14 @@ class Following:
         for on_durable, _ in waiting:
             on_durable(durable)
 
-    def take_marks(self, high_watermark: int, log_start_offset: int, leader_epoch: int) -> None:
+    def take_marks(self, high_watermark: int, log_start_offset: int, leader_epoch: int) -> int:
         """Raise the high watermark, up to the durable end, and the log start; later flushes raise them further."""
         if self._ended_by is not None or leader_epoch != self.leader_epoch or self._cuts.busy:
-            return
+            return 0
         self._leader_high_watermark = max(self._leader_high_watermark, high_watermark)
         self._leader_log_start = max(self._leader_log_start, log_start_offset)
         self._raise_marks()
+        return self._log.log_start_offset
 
     def _raise_marks(self) -> None:
         log = self._log

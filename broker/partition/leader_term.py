@@ -69,6 +69,8 @@ class Leading:
         self._wake_readers = wake_readers
         self._streams: dict[Wake, Replica] = {}
         self._wake_of: dict[int, Wake] = {}
+        self._log_starts: dict[int, int] = {}
+        """Where the logs of followers start, as far as they have said on their present streams."""
         self._over = False
         self._denied: dict[int, int] = {}
         """Producer id to the producer epoch that was refused because a batch is missing."""
@@ -262,6 +264,7 @@ class Leading:
                 former()
             self._streams[on_change] = replica
             self._wake_of[replica.broker_id] = on_change
+            self._log_starts.pop(replica.broker_id, None)
             self.advance()
         return opening
 
@@ -298,11 +301,22 @@ class Leading:
             )
         return replica
 
-    def replica_acked(self, replica: Replica, on_change: Wake, durable_end_offset: int) -> None:
+    def replica_acked(
+        self, replica: Replica, on_change: Wake, durable_end_offset: int, log_start_offset: int = 0
+    ) -> None:
         if self.check_open(on_change) != replica:
             raise FencedLeaderEpoch(f"{self._name}: opened by another broker, or in an earlier life; open it again")
         self.state.acked(replica, durable_end_offset, self._clock.monotonic_ms())
+        if log_start_offset:
+            self._log_starts[replica.broker_id] = log_start_offset
         self.advance()
+
+    def is_deleted_in_sync(self, offset: int) -> bool:
+        """Whether every replica in sync has said that its log starts at `offset` or above."""
+        if offset > self._log.log_start_offset:
+            return False
+        followers = self.state.isr - {self.state.leader_id}
+        return offset <= 0 or all(self._log_starts.get(broker_id, 0) >= offset for broker_id in followers)
 
     def read_for_replica(self, on_change: Wake, offset: int, max_bytes: int, *, blocking: bool) -> ReadResult | None:
         """Return whole batches from `offset` up to the log end. May run in a thread."""

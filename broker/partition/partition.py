@@ -792,6 +792,14 @@ class Partition:
             )
         return target
 
+    def is_deleted_in_sync(self, offset: int) -> bool:
+        """Whether every replica in sync has said that its log starts at `offset` or above.
+
+        Raises:
+            NotLeader: or the reason why this partition is closed.
+        """
+        return self._led().is_deleted_in_sync(offset)
+
     def log_start_moved(self) -> None:
         """Tell the followers, and readers that wait below the new log start."""
         if self._leading is not None:
@@ -826,8 +834,10 @@ class Partition:
     def check_open(self, on_change: Wake) -> None:
         self._led().check_open(on_change)
 
-    def replica_acked(self, replica: Replica, on_change: Wake, durable_end_offset: int) -> None:
-        self._led().replica_acked(replica, on_change, durable_end_offset)
+    def replica_acked(
+        self, replica: Replica, on_change: Wake, durable_end_offset: int, log_start_offset: int = 0
+    ) -> None:
+        self._led().replica_acked(replica, on_change, durable_end_offset, log_start_offset)
         self._look_at_isr(replica)
 
     def read_for_replica(self, on_change: Wake, offset: int, max_bytes: int, *, blocking: bool) -> ReadResult | None:

@@ -2117,6 +2117,14 @@ class ProducerEngine:
         """
         if self.closed is not None:
             raise type(self.closed)(str(self.closed))
+        self.check_process()
+
+    def check_process(self) -> None:
+        """Refuse in a forked child, where no delivery ever ends.
+
+        Raises:
+            ClosedError: the producer was made in another process.
+        """
         if self._pid != os.getpid():
             raise ClosedError(f"this producer was made in process {self._pid}; make one in each process")
 

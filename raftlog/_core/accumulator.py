@@ -21,14 +21,13 @@ from functools import lru_cache
 from typing import Any, Final, NamedTuple, cast
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from raftlog._core.cluster import TopicView
 from raftlog._core.traceparent import MAX_TRACES, TRACE_ID
 from raftlog.errors import BrokerUnavailable, InvalidPartitions, InvalidRequestError, MessageTooLarge, RaftlogError
-from raftlog.format import HEADERS_TYPE, MAX_RECORDS, Codec, Columns, decode_batch, encode_batch, stamp_producer
-from raftlog.format.columns import binary_array, int64_array
+from raftlog.format import MAX_RECORDS, Codec, Columns, decode_batch, encode_batch, stamp_producer
+from raftlog.format.columns import binary_array, headers_array, int64_array
 from raftlog.format.small_batch import FEW, SHORT_BYTES, encode_few
 from raftlog.types import Header, RecordMetadata
 
@@ -399,7 +398,7 @@ class Batch:
         columns = Columns(
             binary_array(self.values),
             key=binary_array(self.keys) if self.keys is not None else None,
-            headers=pa.array(self.headers, HEADERS_TYPE) if self.headers is not None else None,
+            headers=headers_array(self.headers) if self.headers is not None else None,
             timestamp_ms=timestamps,
         )
         return columns, base

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 import pyarrow as pa
 
 from raftlog.errors import InvalidConfig, InvalidRequestError
-from raftlog.format import HEADERS_TYPE
+from raftlog.format.columns import binary_array, headers_array, would_import_pandas
 from raftlog.types import Header
 
 HeadersLike = Mapping[str, bytes | None] | Iterable[Header]
@@ -147,7 +147,7 @@ def as_batches(values: Any, key: Any, partition: Any, headers: Any, timestamp_ms
     if timestamp_ms is not None:
         columns["timestamp"] = _repeated(timestamp_ms, rows, pa.int64(), "timestamp_ms", single=(int,))
     if headers is not None:
-        columns["headers"] = pa.array([as_headers(headers) or None] * rows, HEADERS_TYPE)
+        columns["headers"] = headers_array([as_headers(headers) or None] * rows)
     for name, column in columns.items():
         if len(column) != rows:
             raise InvalidRequestError(f"{rows} values but {len(column)} of {name}; give one for all, or one for each")
@@ -155,6 +155,8 @@ def as_batches(values: Any, key: Any, partition: Any, headers: Any, timestamp_ms
 
 
 def _column(items: Sequence[Any], kind: Any, name: str) -> Any:
+    if kind == pa.binary() and would_import_pandas() and all(item is None or type(item) is bytes for item in items):
+        return binary_array(items)
     try:
         return pa.array(items, kind)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:

@@ -27,6 +27,7 @@ from raftlog._core.accumulator import (
 from raftlog._core.arguments import AFTER_THE_LAST, LAST_TIMESTAMP_MS, as_batches
 from raftlog.errors import InvalidPartitions, InvalidRequestError
 from raftlog.format import HEADERS_TYPE, Columns
+from raftlog.format.columns import int64_array
 from raftlog.types import Header
 
 _MAX_ROWS_BYTES: Final = 1 << 30
@@ -346,7 +347,7 @@ def by_partition(rows: Rows, partitions: NDArray[np.int32] | None) -> Iterator[t
     narrow = partitions.astype(np.int16) if partitions.max() < 1 << 15 else partitions  # radix sort
     order = np.argsort(narrow, kind="stable")
     ordered = partitions[order]
-    moved = rows.take(pa.array(order))
+    moved = rows.take(int64_array(order))
     edges = np.flatnonzero(np.diff(ordered)) + 1
     for start, end in zip([0, *edges.tolist()], [*edges.tolist(), len(ordered)], strict=True):
         yield int(ordered[start]), moved.slice(start, end - start)

@@ -27,12 +27,12 @@ from raftlog._consumer import (
     ToEnds,
     Unread,
     as_names,
+    as_offset,
     as_partitions,
+    as_times,
     check_group_id,
     check_group_options,
     check_listener,
-    check_offset,
-    check_times,
     gone_already,
     log_failure,
     table_of,
@@ -406,16 +406,17 @@ class Consumer(Client[ConsumerEngine], Generic[K, V]):
     async def _poll(self, timeout: float | None, max_records: int | None) -> list[Record]:
         engine, group = self._engine, self._group
         engine.check_open()
+        most = max_records or engine.options.max_poll_records
         if self._unread.records:
             if group is None:
-                return self._unread.take_all(None)
+                return self._unread.take(most, None)
             await group.come_back()
             if self._unread.records:
-                return self._unread.take_all(group.progress.handed_records)
+                return self._unread.take(most, group.progress.handed_records)
         marks = await self._come_back()
         try:
             found: list[Record] = []
-            for rows in await self._rows(timeout, max_records or engine.options.max_poll_records, marks):
+            for rows in await self._rows(timeout, most, marks):
                 found += rows.records()
             return found
         except BaseException:
@@ -583,12 +584,11 @@ class Consumer(Client[ConsumerEngine], Generic[K, V]):
         """Continue at `offset`, and drop the records that were fetched before.
 
         Raises:
-            InvalidRequestError: the partition is not assigned, or the offset is negative.
+            InvalidRequestError: the partition is not assigned, or the offset is negative or no whole number.
         """
-        wanted = as_partition(partition)
-        check_offset(offset)
+        wanted, begin = as_partition(partition), as_offset(offset)
         self._unread.put_back(self._engine)
-        self._engine.place(wanted, offset)
+        self._engine.place(wanted, begin)
 
     async def seek_to_beginning(self, *partitions: TopicPartition | Iterable[TopicPartition]) -> None:
         """Go to the first offset of these partitions, by default of all assigned ones."""
@@ -700,8 +700,7 @@ class Consumer(Client[ConsumerEngine], Generic[K, V]):
             UnknownTopicOrPartition: there is no such topic or partition.
             BrokerUnavailable: no broker answered within `default.api.timeout.ms`.
         """
-        check_times(timestamps_ms)
-        return await self._find(timestamps_ms)
+        return await self._find(as_times(timestamps_ms))
 
     async def beginning_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """Return the first offset of each partition. The partitions need not be assigned.

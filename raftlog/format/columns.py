@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import struct
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib.util import find_spec
 from typing import Any, Final, NamedTuple
@@ -166,16 +166,46 @@ def binary_array(cells: Sequence[bytes | None]) -> Any:
     The first call of `pyarrow.array` imports pandas where it is installed. That would stop the clients' event loop for
     a second or more. So where the import is still to come, the array is made by hand, in twice the time.
     """
-    if "pandas" in sys.modules or not _has_pandas():
+    if not would_import_pandas():
         return pa.array(cells, pa.binary())
-    valid = None
-    if None in cells:
-        is_there = np.fromiter((cell is not None for cell in cells), np.bool_, len(cells))
-        valid = pa.py_buffer(np.packbits(is_there, bitorder="little"))
-    there = [cell or b"" for cell in cells]
-    offsets = np.zeros(len(cells) + 1, np.int32)
-    np.cumsum(np.fromiter(map(len, there), np.int32, len(cells)), out=offsets[1:])
-    return pa.Array.from_buffers(pa.binary(), len(cells), [valid, pa.py_buffer(offsets), pa.py_buffer(b"".join(there))])
+    return _variable_length(pa.binary(), [cell or b"" for cell in cells], _validity(cells))
+
+
+def headers_array(rows: Sequence[Sequence[tuple[str, bytes | None]] | None]) -> Any:
+    """Return a `pyarrow.Array` of the headers of rows, None for a row without any; see `binary_array`."""
+    if not would_import_pandas():
+        return pa.array(rows, HEADERS_TYPE)
+    entries = [entry for row in rows if row is not None for entry in row]
+    names = _variable_length(pa.utf8(), [name.encode() for name, _ in entries])
+    contents = binary_array([content for _, content in entries])
+    fields = [HEADERS_TYPE.key_field, HEADERS_TYPE.item_field]
+    offsets = _offsets((0 if row is None else len(row) for row in rows), len(rows))
+    children = [pa.StructArray.from_arrays([names, contents], fields=fields)]
+    return pa.Array.from_buffers(HEADERS_TYPE, len(rows), [_validity(rows), offsets], children=children)
+
+
+def _variable_length(kind: Any, cells: Sequence[bytes], valid: Any = None) -> Any:
+    buffers = [valid, _offsets(map(len, cells), len(cells)), pa.py_buffer(b"".join(cells))]
+    return pa.Array.from_buffers(kind, len(cells), buffers)
+
+
+def _offsets(lengths: Iterable[int], count: int) -> Any:
+    offsets = np.zeros(count + 1, np.int32)
+    np.cumsum(np.fromiter(lengths, np.int32, count), out=offsets[1:])
+    return pa.py_buffer(offsets)
+
+
+def _validity(cells: Sequence[object]) -> Any:
+    """Return the buffer that says which cells are not None; None: all."""
+    if None not in cells:
+        return None
+    is_there = np.fromiter((cell is not None for cell in cells), np.bool_, len(cells))
+    return pa.py_buffer(np.packbits(is_there, bitorder="little"))
+
+
+def would_import_pandas() -> bool:
+    """Whether the next call of `pyarrow.array` would import pandas."""
+    return "pandas" not in sys.modules and _has_pandas()
 
 
 @cache

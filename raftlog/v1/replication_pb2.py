@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from raftlog.v1 import common_pb2 as raftlog_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1craftlog/v1/replication.proto\x12\nraftlog.v1\x1a\x17raftlog/v1/common.proto\"\xf1\x01\n\x10ReplicateRequest\x12\'\n\x05hello\x18\x01 \x01(\x0b\x32\x18.raftlog.v1.ReplicaHello\x12\r\n\x05\x63lose\x18\x02 \x03(\r\x12%\n\x04open\x18\x03 \x03(\x0b\x32\x17.raftlog.v1.OpenReplica\x12$\n\x04\x61\x63ks\x18\x04 \x03(\x0b\x32\x16.raftlog.v1.ReplicaAck\x12\x19\n\x11live_credit_bytes\x18\x05 \x01(\x03\x12\x1d\n\x15\x63\x61tch_up_credit_bytes\x18\x06 \x01(\x03\x12\x1e\n\x16throttled_credit_bytes\x18\x07 \x01(\x03\"w\n\x0cReplicaHello\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x11\n\tbroker_id\x18\x02 \x01(\x05\x12\x14\n\x0c\x62roker_epoch\x18\x03 \x01(\x03\x12\x11\n\tleader_id\x18\x04 \x01(\x05\x12\x17\n\x0fmax_frame_bytes\x18\x05 \x01(\r\"\xf2\x01\n\x0bOpenReplica\x12\x17\n\x0fsubscription_id\x18\x01 \x01(\r\x12\x10\n\x08topic_id\x18\x02 \x01(\x0c\x12\x11\n\tpartition\x18\x03 \x01(\x05\x12\x14\n\x0cleader_epoch\x18\x04 \x01(\x05\x12\x14\n\x0c\x66\x65tch_offset\x18\x05 \x01(\x03\x12\x1a\n\x12last_fetched_epoch\x18\x06 \x01(\x05\x12\x1a\n\x12\x64urable_end_offset\x18\x07 \x01(\x03\x12\x11\n\tthrottled\x18\t \x01(\x08\x12\x1b\n\x0e\x64\x61maged_offset\x18\x08 \x01(\x03H\x00\x88\x01\x01\x42\x11\n\x0f_damaged_offset\"A\n\nReplicaAck\x12\x17\n\x0fsubscription_id\x18\x01 \x01(\r\x12\x1a\n\x12\x64urable_end_offset\x18\x02 \x01(\x03\"=\n\x11ReplicateResponse\x12(\n\x06\x66rames\x18\x01 \x03(\x0b\x32\x18.raftlog.v1.ReplicaFrame\"\xa4\x02\n\x0cReplicaFrame\x12\x17\n\x0fsubscription_id\x18\x01 \x01(\r\x12 \n\x05\x65rror\x18\x02 \x01(\x0b\x32\x11.raftlog.v1.Error\x12-\n\tdiverging\x18\x03 \x01(\x0b\x32\x1a.raftlog.v1.DivergingEpoch\x12\x14\n\x0cout_of_range\x18\x04 \x01(\x08\x12\x16\n\x0ehigh_watermark\x18\x05 \x01(\x03\x12\x18\n\x10log_start_offset\x18\x06 \x01(\x03\x12\x16\n\x0elog_end_offset\x18\x07 \x01(\x03\x12\x10\n\x08\x63\x61tch_up\x18\x08 \x01(\x08\x12\x11\n\tthrottled\x18\n \x01(\x08\x12\x0f\n\x07records\x18\t \x01(\x0c\x12\x14\n\x0ctraceparents\x18\x0b \x03(\t\":\n\x0e\x44ivergingEpoch\x12\x14\n\x0cleader_epoch\x18\x01 \x01(\x05\x12\x12\n\nend_offset\x18\x02 \x01(\x03\x32[\n\x0bReplication\x12L\n\tReplicate\x12\x1c.raftlog.v1.ReplicateRequest\x1a\x1d.raftlog.v1.ReplicateResponse(\x01\x30\x01\x42R\n\nraftlog.v1P\x01Z\x14raftlog/v1;raftlogv1\xa2\x02\x03RLG\xaa\x02\nRaftlog.V1\xca\x02\nRaftlog\\V1\xea\x02\x0bRaftlog::V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1craftlog/v1/replication.proto\x12\nraftlog.v1\x1a\x17raftlog/v1/common.proto\"\xf1\x01\n\x10ReplicateRequest\x12\'\n\x05hello\x18\x01 \x01(\x0b\x32\x18.raftlog.v1.ReplicaHello\x12\r\n\x05\x63lose\x18\x02 \x03(\r\x12%\n\x04open\x18\x03 \x03(\x0b\x32\x17.raftlog.v1.OpenReplica\x12$\n\x04\x61\x63ks\x18\x04 \x03(\x0b\x32\x16.raftlog.v1.ReplicaAck\x12\x19\n\x11live_credit_bytes\x18\x05 \x01(\x03\x12\x1d\n\x15\x63\x61tch_up_credit_bytes\x18\x06 \x01(\x03\x12\x1e\n\x16throttled_credit_bytes\x18\x07 \x01(\x03\"w\n\x0cReplicaHello\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x11\n\tbroker_id\x18\x02 \x01(\x05\x12\x14\n\x0c\x62roker_epoch\x18\x03 \x01(\x03\x12\x11\n\tleader_id\x18\x04 \x01(\x05\x12\x17\n\x0fmax_frame_bytes\x18\x05 \x01(\r\"\xf2\x01\n\x0bOpenReplica\x12\x17\n\x0fsubscription_id\x18\x01 \x01(\r\x12\x10\n\x08topic_id\x18\x02 \x01(\x0c\x12\x11\n\tpartition\x18\x03 \x01(\x05\x12\x14\n\x0cleader_epoch\x18\x04 \x01(\x05\x12\x14\n\x0c\x66\x65tch_offset\x18\x05 \x01(\x03\x12\x1a\n\x12last_fetched_epoch\x18\x06 \x01(\x05\x12\x1a\n\x12\x64urable_end_offset\x18\x07 \x01(\x03\x12\x11\n\tthrottled\x18\t \x01(\x08\x12\x1b\n\x0e\x64\x61maged_offset\x18\x08 \x01(\x03H\x00\x88\x01\x01\x42\x11\n\x0f_damaged_offset\"[\n\nReplicaAck\x12\x17\n\x0fsubscription_id\x18\x01 \x01(\r\x12\x1a\n\x12\x64urable_end_offset\x18\x02 \x01(\x03\x12\x18\n\x10log_start_offset\x18\x03 \x01(\x03\"=\n\x11ReplicateResponse\x12(\n\x06\x66rames\x18\x01 \x03(\x0b\x32\x18.raftlog.v1.ReplicaFrame\"\xa4\x02\n\x0cReplicaFrame\x12\x17\n\x0fsubscription_id\x18\x01 \x01(\r\x12 \n\x05\x65rror\x18\x02 \x01(\x0b\x32\x11.raftlog.v1.Error\x12-\n\tdiverging\x18\x03 \x01(\x0b\x32\x1a.raftlog.v1.DivergingEpoch\x12\x14\n\x0cout_of_range\x18\x04 \x01(\x08\x12\x16\n\x0ehigh_watermark\x18\x05 \x01(\x03\x12\x18\n\x10log_start_offset\x18\x06 \x01(\x03\x12\x16\n\x0elog_end_offset\x18\x07 \x01(\x03\x12\x10\n\x08\x63\x61tch_up\x18\x08 \x01(\x08\x12\x11\n\tthrottled\x18\n \x01(\x08\x12\x0f\n\x07records\x18\t \x01(\x0c\x12\x14\n\x0ctraceparents\x18\x0b \x03(\t\":\n\x0e\x44ivergingEpoch\x12\x14\n\x0cleader_epoch\x18\x01 \x01(\x05\x12\x12\n\nend_offset\x18\x02 \x01(\x03\x32[\n\x0bReplication\x12L\n\tReplicate\x12\x1c.raftlog.v1.ReplicateRequest\x1a\x1d.raftlog.v1.ReplicateResponse(\x01\x30\x01\x42R\n\nraftlog.v1P\x01Z\x14raftlog/v1;raftlogv1\xa2\x02\x03RLG\xaa\x02\nRaftlog.V1\xca\x02\nRaftlog\\V1\xea\x02\x0bRaftlog::V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,13 +40,13 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_OPENREPLICA']._serialized_start=435
   _globals['_OPENREPLICA']._serialized_end=677
   _globals['_REPLICAACK']._serialized_start=679
-  _globals['_REPLICAACK']._serialized_end=744
-  _globals['_REPLICATERESPONSE']._serialized_start=746
-  _globals['_REPLICATERESPONSE']._serialized_end=807
-  _globals['_REPLICAFRAME']._serialized_start=810
-  _globals['_REPLICAFRAME']._serialized_end=1102
-  _globals['_DIVERGINGEPOCH']._serialized_start=1104
-  _globals['_DIVERGINGEPOCH']._serialized_end=1162
-  _globals['_REPLICATION']._serialized_start=1164
-  _globals['_REPLICATION']._serialized_end=1255
+  _globals['_REPLICAACK']._serialized_end=770
+  _globals['_REPLICATERESPONSE']._serialized_start=772
+  _globals['_REPLICATERESPONSE']._serialized_end=833
+  _globals['_REPLICAFRAME']._serialized_start=836
+  _globals['_REPLICAFRAME']._serialized_end=1128
+  _globals['_DIVERGINGEPOCH']._serialized_start=1130
+  _globals['_DIVERGINGEPOCH']._serialized_end=1188
+  _globals['_REPLICATION']._serialized_start=1190
+  _globals['_REPLICATION']._serialized_end=1281
 # @@protoc_insertion_point(module_scope)

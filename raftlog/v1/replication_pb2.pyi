@@ -162,18 +162,22 @@ class ReplicaAck(_message.Message):
 
     SUBSCRIPTION_ID_FIELD_NUMBER: _builtins.int
     DURABLE_END_OFFSET_FIELD_NUMBER: _builtins.int
+    LOG_START_OFFSET_FIELD_NUMBER: _builtins.int
     subscription_id: _builtins.int
     durable_end_offset: _builtins.int
     """exclusive: everything below is as durable as the topic's flush config requires"""
+    log_start_offset: _builtins.int
+    """below it this replica has deleted everything; 0: nothing, or the follower does not say"""
     def __init__(
         self,
         *,
         subscription_id: _builtins.int = ...,
         durable_end_offset: _builtins.int = ...,
+        log_start_offset: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["durable_end_offset", b"durable_end_offset", "subscription_id", b"subscription_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["durable_end_offset", b"durable_end_offset", "log_start_offset", b"log_start_offset", "subscription_id", b"subscription_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -126,9 +126,12 @@ _ONE_OFF_MS: Final = 24 * 60 * 60 * 1000
 _ABORT_TIMEOUT_S: Final = 30.0
 """The time limit for aborting stages at once, which is optional: the next batch, or their timeout, ends the rest."""
 
-_last_committed: dict[SinkOptions, Staged] = {}
-"""The last commit of a stream by this process, which is the driver's. If a query is stopped within a batch, Spark
-aborts the batch without the reports of its tasks; this value then names the sink that they staged for."""
+_last_committed: dict[SinkOptions, dict[str, Staged]] = {}
+"""The last commit of each sink by this process, which is the driver's, for streams with these options. If a query is
+stopped within a batch, Spark aborts the batch without the reports of its tasks; `_stopped` then finds the sink that
+they staged for."""
+_MOST_COMMITTED: Final = 100
+"""The most sinks in it for the same options, which queries with other checkpoints have: the oldest go."""
 _stagings: dict[tuple[int, str, tuple[tuple[str, str], ...]], Staging] = {}
 """Kept clients by process id (so that a forked child does not use its parent's), cluster and settings. There is one at
 a time, because a Python worker of Spark runs its tasks one after the other."""
@@ -258,7 +261,7 @@ def commit_staged(options: SinkOptions, batch_id: int, staged: Sequence[Staged])
     if others or staged_id != batch_id:
         raise RuntimeError(f"batch {batch_id} came with stages of {sorted(named)}; nothing was committed")
     if options.version is None:
-        _last_committed[options] = staged[0]
+        _note_committed(options, staged[0])
     is_one_off = options.app_id is None and sink_id.startswith(_ONE_OFF)
     writer = _staging(options).writer(sink_id, target, _ONE_OFF_MS if is_one_off else 0)
     try:
@@ -284,15 +287,15 @@ def abort_staged(options: SinkOptions, batch: Batch | int, staged: Sequence[Stag
     Open stages block read_committed consumers until the next commit or their timeout. The call also fences the run:
     Spark does not wait for tasks that it kills, and such a task could still begin a stage now and then die. After it,
     this run stages nothing more for the batch; a retry is another run. `batch` is only a number if only tasks know the
-    sink. Then the reports of tasks name the sink; without a report it is the sink of the previous batch, and if this
-    process has committed none, nothing is aborted.
+    sink. Then the reports of tasks name the sink; without a report it is the sink of the previous batch (`_stopped`),
+    and if that is not known, nothing is aborted.
     """
     from raftlog.errors import RaftlogError
 
     known = {(each.token.sink_id, each.target, each.token.batch_id, each.run_id) for each in staged}
     if isinstance(batch, int):
-        last = _last_committed.get(options)
-        if not known and last is not None and last.token.batch_id < batch:
+        last = None if known else _stopped(options, batch)
+        if last is not None:
             known.add((last.token.sink_id, last.target, batch, last.run_id))
     elif batch.sink_id is not None:
         known.add((batch.sink_id, _target(options, batch), batch.batch_id, batch.run_id))
@@ -303,6 +306,26 @@ def abort_staged(options: SinkOptions, batch: Batch | int, staged: Sequence[Stag
             )
         except (RaftlogError, TimeoutError) as error:
             logger.warning("stages of sink %s stay open until their timeout: %s", sink_id, error)
+
+
+def _note_committed(options: SinkOptions, staged: Staged) -> None:
+    of_sinks = _last_committed.setdefault(options, {})
+    of_sinks.pop(staged.token.sink_id, None)
+    of_sinks[staged.token.sink_id] = staged
+    if len(of_sinks) > _MOST_COMMITTED:
+        del of_sinks[next(iter(of_sinks))]
+
+
+def _stopped(options: SinkOptions, batch_id: int) -> Staged | None:
+    """Return the last commit of the query that is stopped in a batch; None if it is not known which query that is.
+
+    Several queries of a driver may have the same options. Then it is the only one that has committed the batch before:
+    another one would lose its stages, and end when it comes to the batch.
+    """
+    earlier = [each for each in _last_committed.get(options, {}).values() if each.token.batch_id < batch_id]
+    if len(_last_committed.get(options, {})) > 1:
+        earlier = [each for each in earlier if each.token.batch_id == batch_id - 1]
+    return earlier[0] if len(earlier) == 1 else None
 
 
 def _attempt_of(run_id: str, attempt: str = "") -> str:

@@ -118,6 +118,16 @@ def test_each_in_turn_leads_and_dies(cluster: Cluster) -> None:
     wait_for_equal_logs(cluster)
 
 
+def test_records_that_were_deleted_stay_deleted_when_the_leader_dies_at_once(cluster: Cluster) -> None:
+    produce(cluster, 100)
+    leader = cluster.leader("t", 0)
+    with raftlog.Admin(cluster.bootstrap) as admin:
+        assert admin.delete_records({PLACE: 60}) == {PLACE: 60}
+    cluster.kill(leader)
+    with raftlog.Consumer(cluster.bootstrap) as consumer:
+        assert consumer.beginning_offsets([PLACE]) == {PLACE: 60}
+
+
 def test_a_leader_that_stops_cleanly_hands_over_and_no_produce_fails(cluster: Cluster) -> None:
     leader = cluster.leader("t")
     with raftlog.Producer(cluster.bootstrap) as producer:

@@ -338,6 +338,32 @@ def test_a_producer_taken_over_a_fork_says_so(cluster: Cluster, topic: str) -> N
     assert done.stdout == "ClosedError True\nInvalidRequestError True\nparent fine, child 0\n", done.stderr
 
 
+def test_waiting_in_a_forked_child_for_what_its_parent_sends_is_refused(cluster: Cluster, topic: str) -> None:
+    """The child has no event loop that could ever end a delivery."""
+    done = run_script(
+        cluster,
+        topic,
+        """
+        producer = Producer(bootstrap, linger_ms=60_000)
+        delivery = producer.send(topic, b"open batch")
+        several = producer.send_batch(topic, [b"1", b"2"])
+        pid = os.fork()
+        if pid == 0:
+            for wait in (producer.flush, delivery.result, delivery.exception, several.result):
+                try:
+                    wait()
+                except Exception as error:
+                    print(type(error).__name__, "one in each process" in str(error), flush=True)
+            producer.close()
+            os._exit(0)
+        _, status = os.waitpid(pid, 0)
+        producer.close()
+        print("parent fine, child", status, delivery.result().offset)
+        """,
+    )
+    assert done.stdout == "ClosedError True\n" * 4 + "parent fine, child 0 0\n", done.stderr
+
+
 def test_what_is_sent_without_acknowledgement_is_not_cut_off_by_closing(cluster: Cluster, topic: str) -> None:
     rounds = 30
     for number in range(rounds):

@@ -141,6 +141,8 @@ class GroupDriver:
         self.topics = Topics(topics or {"t": 4})
         self.assignors = assignors
         self.now_ms = 0.0
+        self.wall_ahead_ms = 0
+        """By how much the broker's wall clock is ahead."""
         self.log: list[tuple[bytes, bytes | None]] = []
         self.core = self._new_core()
         self.core.loaded(self.now)
@@ -157,7 +159,7 @@ class GroupDriver:
 
     @property
     def now(self) -> Now:
-        return Now(self.now_ms, WALL_MS + int(self.now_ms))
+        return Now(self.now_ms, WALL_MS + int(self.now_ms) + self.wall_ahead_ms)
 
     def decide(self, command: Command) -> Decision:
         """Play a command, and what is due then."""

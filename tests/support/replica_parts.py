@@ -189,7 +189,9 @@ class Led:
     def suspect(self, offset: int) -> None:
         self.suspected.append(offset)
 
-    def replica_acked(self, replica: Replica, on_change: Wake, durable_end_offset: int) -> None:
+    def replica_acked(
+        self, replica: Replica, on_change: Wake, durable_end_offset: int, log_start_offset: int = 0
+    ) -> None:
         self._check(on_change)
         if durable_end_offset > self.log.end:
             raise InvalidRequestError(f"{durable_end_offset} is beyond the log end {self.log.end}")
@@ -288,11 +290,13 @@ class Followed:
         for on_durable in waiting:
             on_durable(self.held)
 
-    def take_marks(self, high_watermark: int, log_start_offset: int, leader_epoch: int) -> None:
-        if leader_epoch == self.leader_epoch:
-            self.leader_high_watermark = max(self.leader_high_watermark, high_watermark)
-            self._raise_high_watermark()
-            self.log_start_offset = max(self.log_start_offset, log_start_offset)
+    def take_marks(self, high_watermark: int, log_start_offset: int, leader_epoch: int) -> int:
+        if leader_epoch != self.leader_epoch:
+            return 0
+        self.leader_high_watermark = max(self.leader_high_watermark, high_watermark)
+        self._raise_high_watermark()
+        self.log_start_offset = max(self.log_start_offset, log_start_offset)
+        return self.log_start_offset
 
     def _raise_high_watermark(self) -> None:
         self.high_watermark = max(self.high_watermark, min(self.leader_high_watermark, self.log.end))

@@ -166,9 +166,9 @@ def pending_refusal(group: Group) -> str:
 
 
 def may_forget(group: Group, retention_ms: int, wall_ms: int) -> bool:
-    """Whether `forget` has to look at a group: its oldest fence is the first one."""
+    """Whether `forget` has to look at a group: its oldest fence is the first, unless the clock was set back since."""
     oldest = next(iter(group.fences.values()), None)
-    return oldest is not None and oldest.ended_at_ms <= wall_ms - retention_ms
+    return oldest is not None and not wall_ms - retention_ms < oldest.ended_at_ms <= wall_ms
 
 
 def forget(change: Change, most: int) -> bool:

@@ -5,9 +5,10 @@ Errors are values in responses; a gRPC status ends only the stream of a client t
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sized
-from typing import Any, Protocol, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence, Sized
+from typing import Any, Final, Protocol, TypeVar
 
 import grpc
 from grpc import aio
@@ -37,6 +38,8 @@ logger = logging.getLogger(__name__)
 LATEST = -1
 EARLIEST = -2
 MAX_TIMESTAMP = -3
+DELETE_WAIT_S: Final = 5.0
+"""How long `DeleteRecords` waits for the followers."""
 
 
 class _Named(Protocol):
@@ -302,6 +305,7 @@ class LogService:
         await _check_bounds(request.partitions, context)
         response = log_pb2.DeleteRecordsResponse()
         deletes = Decisions.of(caller.get(), Acl.DELETE, Acl.TOPIC)
+        deleted: list[tuple[Partition, log_pb2.DeleteRecordsResult]] = []
 
         async def delete(part: log_pb2.DeleteRecordsPartition, result: log_pb2.DeleteRecordsResult) -> None:
             self._check(deletes, part)
@@ -311,9 +315,37 @@ class LogService:
             await self._read(partition.log.delete_records, target)
             partition.log_start_moved()
             result.log_start_offset = partition.log.log_start_offset
+            deleted.append((partition, result))
 
         await self._each(request.partitions, response.results.add, delete)
+        await _in_sync(deleted)
         return response
+
+
+async def _in_sync(deleted: Sequence[tuple[Partition, log_pb2.DeleteRecordsResult]]) -> None:
+    """Wait until the replicas in sync have deleted the records as well, so that the next leader has.
+
+    A result becomes an error if this broker leads the partition no more. A follower of an earlier version does not say
+    what it has deleted, so the wait ends after `DELETE_WAIT_S`.
+    """
+    loop = asyncio.get_running_loop()
+    deadline_s, pause_s = loop.time() + DELETE_WAIT_S, 0.001
+    waiting = deleted
+    while waiting := [each async for each in in_turns(waiting) if not _is_in_sync(*each)]:
+        if loop.time() >= deadline_s:
+            logger.warning("not all replicas in sync say that they have deleted records of %d partitions", len(waiting))
+            return
+        await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, 0.05)
+
+
+def _is_in_sync(partition: Partition, result: log_pb2.DeleteRecordsResult) -> bool:
+    try:
+        return partition.is_deleted_in_sync(result.log_start_offset)
+    except RaftlogError as error:
+        result.Clear()
+        result.error.CopyFrom(to_wire(error))
+        return True
 
 
 async def _check_bounds(parts: Sized, context: aio.ServicerContext[Any, Any]) -> None:

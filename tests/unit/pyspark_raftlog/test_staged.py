@@ -197,6 +197,38 @@ def test_a_query_that_is_stopped_in_the_middle_of_a_batch_leaves_no_stage_open(
     assert states()[2:] == ["aborted", "aborted"]
 
 
+def test_a_query_that_is_stopped_stops_no_other_query_of_its_driver(
+    cluster: FakeStageCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two queries of one driver may write to one topic with the same options; an abort has only a batch number."""
+    monkeypatch.setattr("raftlog._staged_writer.Stage.abort", lambda stage, timeout=None: None)
+    slow = Query(cluster.bootstrap, run_id="slow")
+    fast = Query(cluster.bootstrap, query_id=QUERY.replace("1", "6"), run_id="fast")
+    for batch_id in range(3):
+        fast.commit(batch_id, [fast.task(batch_id, [f"fast {batch_id}"])])
+    slow.commit(0, [slow.task(0, ["slow 0"])])
+    fast.task(3, ["fast 3"])
+    fast.abort(3, [None])
+    assert [stage.state for stage in cluster.stages.stages.values()][-1] == "aborted"
+    for batch_id in range(1, 5):
+        slow.commit(batch_id, [slow.task(batch_id, [f"slow {batch_id}"])])
+    assert cluster.committed("t") == values(*(f"fast {n}" for n in range(3)), *(f"slow {n}" for n in range(5)))
+
+
+def test_a_query_whose_last_batch_is_not_known_aborts_no_other_queries_batch(
+    cluster: FakeStageCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both have committed the batch before, so either could be the one that is stopped: its stages time out."""
+    queries = [Query(cluster.bootstrap, query_id=QUERY.replace("1", number), run_id=number) for number in "67"]
+    for query in queries:
+        query.commit(0, [query.task(0, ["a"])])
+    first, second = queries
+    written = [second.task(1, ["b"])]
+    first.abort(1, [None])
+    second.commit(1, written)
+    assert cluster.committed("t") == values("a", "a", "b")
+
+
 def test_abort_finds_what_never_told_the_driver(
     monkeypatch: pytest.MonkeyPatch, cluster: FakeStageCluster, query: Query
 ) -> None:

@@ -122,6 +122,23 @@ def test_the_marks_of_a_frame_are_taken_before_its_records() -> None:
     assert starts == [2]
 
 
+def test_a_new_log_start_is_acked_once_and_again_on_a_new_stream() -> None:
+    """The leader answers `DeleteRecords` once the replicas in sync have deleted the records."""
+    wire = Wire(Followed(MemoryLog([1, 1, 1])))
+    wire.said()
+    wire.send(high_watermark=3, log_start_offset=0)
+    assert wire.request() is None
+    wire.send(high_watermark=3, log_start_offset=2)
+    assert [(ack.durable_end_offset, ack.log_start_offset) for ack in wire.said().acks] == [(3, 2)]
+    wire.send(high_watermark=3, log_start_offset=2)
+    assert wire.request() is None
+    wire.session.lost()
+    wire.session.connected(wire.now_ms)
+    wire.said()
+    wire.send(records=batches(3), high_watermark=3, log_start_offset=2)
+    assert [(ack.durable_end_offset, ack.log_start_offset) for ack in wire.said().acks] == [(4, 2)]
+
+
 def test_credit_goes_back_alone_once_it_is_a_quarter_of_the_window() -> None:
     followed = Followed(MemoryLog())
     followed.flushes_by_hand = True

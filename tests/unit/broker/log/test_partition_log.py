@@ -1040,7 +1040,30 @@ def test_segments_roll_by_age_of_their_first_append() -> None:
     driver.clock.now += 50
     assert driver.log.maybe_roll(driver.clock.now)
     assert not driver.log.maybe_roll(driver.clock.now + 1_000), "an empty segment must not be rolled by age"
+
+
+def test_a_segment_begun_while_the_clock_was_ahead_is_rolled_by_age_all_the_same() -> None:
+    """It would stay active until the clock is there again; a compacted topic keeps all values for so long."""
+    driver = driver_after(1, replace(RETENTION_CONFIG, segment_ms=50), step_ms=0)
+    corrected_ms = driver.clock.now - 365 * 86_400_000
+    assert not driver.log.maybe_roll(corrected_ms)
+    assert not driver.log.maybe_roll(corrected_ms + 49)
+    assert driver.log.maybe_roll(corrected_ms + 50)
     driver.check()
+
+
+def test_files_removed_while_the_clock_was_ahead_are_gone_after_the_usual_delay() -> None:
+    driver = driver_after(6, RETENTION_CONFIG)
+    driver.delete_records(8)
+    driver.checkpoint()
+    renamed = [name for name in names(driver) if name.endswith(".deleted")]
+    assert renamed
+    driver.clock.now -= 365 * 86_400_000
+    driver.checkpoint()
+    assert [name for name in names(driver) if name.endswith(".deleted")] == renamed
+    driver.clock.now += RETENTION_CONFIG.file_delete_delay_ms
+    driver.checkpoint()
+    assert [name for name in names(driver) if name.endswith(".deleted")] == []
 
 
 # Races

@@ -216,6 +216,31 @@ def test_who_has_been_idle_too_long_is_forgotten() -> None:
     assert known.expire(NOW + 1_400) == 0
 
 
+def test_a_producer_of_a_time_when_the_clock_was_ahead_keeps_no_others_from_being_forgotten() -> None:
+    """It is first in line, and no other is looked at before it: new producers would be refused for as long."""
+    day_ms = 86_400_000
+    known = ProducerStates(ProducerLimits(max_ids=3))
+    known.note(header(0, producer_id=1), NOW + 365 * day_ms)
+    known.note(header(0, producer_id=2), NOW)
+    known.note_markers([PlacedMarker(1, Marker(3, 1, True, 1))], NOW + 365 * day_ms)
+    while ahead := known.ahead_of(NOW + 1):
+        known.set_back(ahead, NOW + 1)
+    assert [producer_id for producer_id, _ in known.items()] == [2, 1, 3]
+    assert known.newest_append_ms == NOW + 1
+    assert known.check(header(0, producer_id=4), NOW + LIVE_MS + 1) is None, "producer 2 must make room"
+    assert known.expire(NOW + day_ms + 1) == 1
+    assert known.expire(NOW + day_ms + 2) == 2
+    assert known == ProducerStates(ProducerLimits(max_ids=3), list(known.freeze().together().items()))
+
+
+def test_times_that_are_ahead_by_little_stay() -> None:
+    """Housekeeping has its time from before it began, and appends go on meanwhile."""
+    known = states((0, 3))
+    known.note(header(3), NOW + LIVE_MS)
+    assert known.ahead_of(NOW) == []
+    assert known.ahead_of(NOW - 1) == [7]
+
+
 def test_over_the_bound_the_longest_idle_go_and_live_ones_never() -> None:
     known = ProducerStates(ProducerLimits(max_ids=2))
     known.note(header(0, producer_id=1), NOW)
@@ -582,6 +607,21 @@ def test_idle_producers_are_forgotten_by_housekeeping() -> None:
     driver = lived(3)
     assert len(driver.log.producers) == 2
     driver.clock.now += ProducerLimits().expiration_ms + 1
+    driver.checkpoint()
+    assert len(driver.log.producers) == 0
+
+
+def test_housekeeping_forgets_idle_producers_after_the_clock_was_set_back() -> None:
+    """What the log remembers of them says so after a restart, too."""
+    driver = lived(3)
+    driver.clock.now -= 365 * 86_400_000
+    driver.checkpoint()
+    driver.close()
+    driver.open()
+    driver.clock.now += ProducerLimits().expiration_ms
+    driver.checkpoint()
+    assert len(driver.log.producers) == 2
+    driver.clock.now += 1
     driver.checkpoint()
     assert len(driver.log.producers) == 0
 

@@ -108,6 +108,28 @@ def test_all_waits_for_every_replica_in_sync_and_one_for_the_leader_alone(tmp_pa
     run(tmp_path, scenario)
 
 
+def test_records_are_deleted_once_every_replica_in_sync_says_so(tmp_path: Path) -> None:
+    async def scenario(parts: Parts, partition: Partition) -> None:
+        produce(partition)
+        await settle()
+        third = Replica(3, 1)
+        opened(partition)
+        opened(partition, third, other_change := lambda: None)
+        assert partition.is_deleted_in_sync(0)
+        assert not partition.is_deleted_in_sync(1), "the leader itself has not deleted it"
+        partition.log.delete_records(1)
+        partition.replica_acked(FOLLOWER, no_change, 1, 1)
+        assert not partition.is_deleted_in_sync(1)
+        partition.replica_acked(third, other_change, 1, 1)
+        assert partition.is_deleted_in_sync(1)
+        opened(partition)
+        assert not partition.is_deleted_in_sync(1), "its process may be another one, which has not deleted it"
+        lead(partition, (1, 3), partition_epoch=2)
+        assert partition.is_deleted_in_sync(1)
+
+    run(tmp_path, scenario)
+
+
 def test_what_followers_hold_counts_for_nobody_before_the_leader_holds_it(tmp_path: Path) -> None:
     async def scenario(parts: Parts, partition: Partition) -> None:
         lead(partition, (1, 2), partition_epoch=2)

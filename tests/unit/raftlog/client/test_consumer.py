@@ -13,6 +13,7 @@ from functools import partial
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -429,6 +430,34 @@ def test_iteration_ends_after_its_timeout_and_knows_its_position(cluster: FakeCl
         assert consumer.poll_arrow(30)["offset"].to_pylist() == list(range(1, 10))
 
 
+@pytest.mark.parametrize("wrong", [1.0, None, "1", True, 1 << 63, float("nan")])
+def test_a_seek_to_what_is_no_offset_is_refused_and_reading_goes_on(cluster: FakeCluster, wrong: Any) -> None:
+    """An offset that fits into no request would have ended the reading of all partitions, without a word."""
+    cluster.append("t", batch(numbered(0, 3), 1000))
+    with Consumer(cluster.bootstrap, auto_offset_reset="earliest") as consumer:
+        consumer.assign([T0])
+        assert len(read(consumer, 3)) == 3
+        with pytest.raises(InvalidRequestError, match="is no offset"):
+            consumer.seek(T0, wrong)
+        cluster.append("t", batch(numbered(3, 1), 1000))
+        assert [record.offset for record in read(consumer, 1)] == [3]
+        consumer.seek(T0, np.int64(1))  # type: ignore[arg-type] # a whole number all the same
+        assert [record.offset for record in read(consumer, 3)] == [1, 2, 3]
+        assert type(consumer.position(T0)) is int
+
+
+def test_a_poll_after_an_iteration_returns_no_more_than_it_was_asked_for(cluster: FakeCluster) -> None:
+    """An iteration has polled many records before it yields the first."""
+    cluster.append("t", batch(numbered(0, 20), 1000))
+    with Consumer(cluster.bootstrap, auto_offset_reset="earliest") as consumer:
+        consumer.subscribe("t")
+        assert next(consumer).offset == 0
+        assert [record.offset for record in consumer.poll(30, max_records=3)] == [1, 2, 3]
+        assert consumer.position(T0) == 4
+        assert next(consumer).offset == 4
+        assert len(consumer.poll(30)) == 15
+
+
 def test_look_ups_by_time_and_name(cluster: FakeCluster) -> None:
     cluster.append("t", batch(numbered(0, 3), 1000))
     cluster.append("t", batch(numbered(3, 3), 2000))
@@ -440,6 +469,9 @@ def test_look_ups_by_time_and_name(cluster: FakeCluster) -> None:
         assert consumer.end_offsets([T0]) == {T0: 6}
         with pytest.raises(InvalidRequestError, match="negative"):
             consumer.offsets_for_times({T0: -1})
+        for wrong in (1500.0, None, "1500", True, 1 << 63):
+            with pytest.raises(InvalidRequestError, match="no timestamp"):
+                consumer.offsets_for_times({T0: wrong})  # type: ignore[dict-item] # as a program may have it
         with pytest.raises(UnknownTopicOrPartition):
             consumer.end_offsets([TopicPartition("t", 7)])
 

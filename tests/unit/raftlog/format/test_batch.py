@@ -28,7 +28,7 @@ from raftlog.format import (
     with_append_time,
 )
 from raftlog.format import columns as columns_module
-from raftlog.format.columns import binary_array
+from raftlog.format.columns import binary_array, headers_array
 from raftlog.format.header import build_batch
 from raftlog.format.small_batch import FEW, SHORT_BYTES, encode_few, is_of_few
 from tests.support.batches import batch_of, codecs, columns
@@ -237,3 +237,18 @@ def test_binary_cells_are_the_same_array_as_by_pyarrow(cells: list[bytes | None]
     found.validate(full=True)
     assert found.equals(pa.array(cells, pa.binary()))
     assert found.null_count == cells.count(None)
+
+
+HEADER = st.tuples(st.text(max_size=5), st.none() | st.binary(max_size=5))
+
+
+@given(st.lists(st.none() | st.lists(HEADER, max_size=3), max_size=20), st.booleans())
+def test_headers_are_the_same_array_as_by_pyarrow(
+    rows: list[list[tuple[str, bytes | None]] | None], is_pandas_waiting: bool
+) -> None:
+    modules = SimpleNamespace(modules={})
+    with patch.multiple(columns_module, sys=modules, _has_pandas=lambda: is_pandas_waiting):
+        found = headers_array(rows)
+    found.validate(full=True)
+    assert found.equals(pa.array(rows, HEADERS_TYPE))
+    assert found.type == HEADERS_TYPE

@@ -397,6 +397,18 @@ def test_fences_are_forgotten_after_a_while() -> None:
     assert "g" not in driver.core.groups or not driver.core.groups["g"].fences
 
 
+def test_a_fence_of_a_time_when_the_clock_was_ahead_keeps_no_others() -> None:
+    """It is the first one for as long as the clock is behind it, and newer ones are not forgotten before it."""
+    driver = GroupDriver({"t": 4})
+    driver.follow(driver.join("a", "t"))
+    driver.wall_ahead_ms = 365 * int(DAY_MS)
+    driver.mark((7, 0), commit=True)
+    driver.wall_ahead_ms = 0
+    driver.mark((8, 0), commit=True)
+    driver.wait(DAY_MS * 1.1)
+    assert driver.core.groups["g"].fences.keys() == {7}
+
+
 def test_a_group_of_which_only_fences_are_left_goes_with_them() -> None:
     driver = GroupDriver({"t": 4})
     driver.mark(P, commit=True)
