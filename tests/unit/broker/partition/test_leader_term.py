@@ -11,7 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from broker.config.config import BrokerConfig
+from broker.net.services.log import LogService
 from broker.partition.partition import Partition
+from broker.quotas.disk_reads import DiskReads
+from broker.quotas.heavy_work import HeavyWork
 from broker.server.lease import ServingLease
 from raftlog.errors import (
     FencedLeaderEpoch,
@@ -29,6 +33,7 @@ from raftlog.errors import (
     from_wire,
     to_wire,
 )
+from raftlog.v1 import log_pb2
 from raftmeta.image import MetadataImage
 from replication.leader import FULL_LAG_TIME_MAX_MS, Membership
 from replication.ports import Accepted, Diverging, OutOfRange, Replica
@@ -126,6 +131,42 @@ def test_records_are_deleted_once_every_replica_in_sync_says_so(tmp_path: Path) 
         assert not partition.is_deleted_in_sync(1), "its process may be another one, which has not deleted it"
         lead(partition, (1, 3), partition_epoch=2)
         assert partition.is_deleted_in_sync(1)
+
+    run(tmp_path, scenario)
+
+
+def test_the_answer_to_delete_records_waits_for_the_followers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(parts: Parts, partition: Partition) -> None:
+        config = BrokerConfig.from_values({"node.id": 1, "log.dirs": str(tmp_path / "unused")})
+        service = LogService(parts.registry, config, DiskReads(parts.disk), HeavyWork(parts.disk))
+
+        def delete(before_offset: int) -> asyncio.Task[log_pb2.DeleteRecordsResponse]:
+            part = log_pb2.DeleteRecordsPartition(topic_id=TOPIC_ID, partition=0, before_offset=before_offset)
+            request = log_pb2.DeleteRecordsRequest(partitions=[part])
+            return asyncio.create_task(service.DeleteRecords(request, None))  # type: ignore[arg-type] # not looked at
+
+        lead(partition, (1, 2), partition_epoch=2)
+        for _ in range(3):
+            produce(partition)
+        await settle()
+        opened(partition)
+        answer = delete(1)
+        done, _ = await asyncio.wait([answer], timeout=0.1)
+        assert not done, "the follower has not deleted the record"
+        partition.replica_acked(FOLLOWER, no_change, 3, 1)
+        [result] = (await answer).results
+        assert (result.log_start_offset, result.error.code) == (1, 0)
+
+        monkeypatch.setattr("broker.net.services.log.DELETE_WAIT_S", 0.05)
+        [result] = (await delete(2)).results
+        assert (result.log_start_offset, result.error.code) == (2, 0), "a follower of an earlier version says nothing"
+
+        monkeypatch.setattr("broker.net.services.log.DELETE_WAIT_S", 60.0)
+        answer = delete(3)
+        await asyncio.wait([answer], timeout=0.1)
+        await parts.apply(image(5, epoch=4, leader=2))
+        [result] = (await answer).results
+        assert isinstance(from_wire(result.error), NotLeader)
 
     run(tmp_path, scenario)
 
