@@ -89,8 +89,9 @@ def produce(cluster: Cluster, numbers: range) -> None:
     for commits in (False, True):
         producer.begin_transaction()
         for number in numbers:
-            headers = {"number": b"%d" % number}
-            producer.produce(TOPIC, b"v%d" % number, b"k%d" % number, number % PARTITIONS, headers=headers)
+            producer.produce(
+                TOPIC, b"v%d" % number, b"k%d" % number, number % PARTITIONS, headers=[("number", b"%d" % number)]
+            )
         producer.flush(TIMEOUT_S)
         (producer.commit_transaction if commits else producer.abort_transaction)(TIMEOUT_S)
 
@@ -105,7 +106,7 @@ def read(cluster: Cluster, count: int) -> set[int]:
         message = consumer.poll(TIMEOUT_S)
         assert message is not None
         assert message.error() is None, message.error()
-        numbers.append(int(message.value()[1:]))
+        numbers.append(int((message.value() or b"")[1:]))
     consumer.commit(asynchronous=False)
     consumer.close()
     assert len({*numbers}) == len(numbers)
