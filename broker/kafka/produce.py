@@ -93,10 +93,6 @@ _OF_COORDINATOR: Final = (
 """What a transaction's coordinator may say for the moment; Kafka's brokers give them the same code."""
 
 
-_Queue = tuple[str, bytes, int, int, int]
-"""The batches of a producer for a partition: the user, the topic id, the partition, the producer id, its epoch."""
-
-
 class Refused(Exception):
     """A produce with acks=0 was refused; Kafka closes the connection, so that the client looks for the leader."""
 
@@ -122,8 +118,7 @@ class Produce:
         """Epochs that coordinators have told, by partition, transactional id, producer id and the client's epoch."""
         self._ratios: OrderedDict[tuple[bytes, int], float] = OrderedDict()
         """What the last compressed batch of a partition inflated to, as a multiple of its bytes."""
-        self._refused: OrderedDict[_Queue, tuple[int, int]] = OrderedDict()
-        """The first batch that was refused for the moment: its base sequence, and the leader epoch of the refusal."""
+        self._chains = _Chains()
 
     def checks_of(self, who: Caller) -> ProducerChecks | None:
         """Return the checks of a client's producer ids, for `begin`; they remember the ids that they have checked."""
@@ -200,8 +195,7 @@ class Produce:
                 admit_producer=partial(self._replica_manager.new_producers.admit, who.share),
                 session_epoch=session_epoch,
             )
-            if self._refused:
-                self._settle(partition, part["records"], who)
+            self._chains.settle(partition, part["records"], who, comes_again=False)
             if "error_code" not in result:
                 result["base_offset"] = base_offset
                 result["log_append_time_ms"] = append_time_ms
@@ -210,7 +204,7 @@ class Produce:
                 answer(None)
         except RaftlogError as error:
             if partition is not None and part["records"] is not None and not isinstance(error, ChainBroken):
-                self._settle(partition, part["records"], who, again=error.retriable)
+                self._chains.settle(partition, part["records"], who, comes_again=error.retriable)
             answer(error)
         except Exception as error:  # a bug in one append must not take the client's other partitions down
             logger.exception("produce to a partition failed", extra={"partition": part["index"]})
@@ -230,30 +224,6 @@ class Produce:
         refuse_internal(found.name, "not written to by clients")
         return found
 
-    def _settle(self, partition: Partition, records: Buffer, who: Caller, *, again: bool = False) -> None:
-        """Note what became of a batch; `again`: it was refused for the moment, so the client sends it again."""
-        queue, sequence = _place(partition, records, who)
-        refused = self._refused.get(queue)
-        if refused is not None and refused[1] != partition.leader_epoch:
-            refused = None
-        if refused is None or not _is_behind(sequence, refused[0]):
-            if again and queue[3] >= 0:
-                self._refused[queue] = sequence, partition.leader_epoch
-                if len(self._refused) > MAX_REMEMBERED:
-                    self._refused.popitem(last=False)
-            elif refused is None or refused[0] == sequence:
-                self._refused.pop(queue, None)
-
-    def _check_chain(self, partition: Partition, records: Buffer, who: Caller) -> None:
-        """Raises ChainBroken: the broker has refused an earlier batch, and the client has not sent it again yet."""
-        queue, sequence = _place(partition, records, who)
-        refused = self._refused.get(queue)
-        if refused is not None and refused[1] == partition.leader_epoch and _is_behind(sequence, refused[0]):
-            raise ChainBroken(
-                f"{partition.topic_partition}: the batch with sequence {refused[0]} of producer id {queue[3]} was "
-                f"refused; send it again before the one with sequence {sequence}"
-            )
-
     async def _checked(
         self,
         partition: Partition,
@@ -269,8 +239,7 @@ class Produce:
         records = part["records"]
         if records is None:
             raise InvalidRecord("the partition has no records")
-        if self._refused:
-            self._check_chain(partition, records, who)
+        self._chains.check(partition, records, who)
         epoch, session_epoch = None, -1
         producer_id, client_epoch, _ = producer_in(records)
         if checks is not None and producer_id >= 0:
@@ -342,16 +311,6 @@ class Produce:
         return epoch
 
 
-def _place(partition: Partition, records: Buffer, who: Caller) -> tuple[_Queue, int]:
-    producer_id, producer_epoch, base_sequence = producer_in(records)
-    log = partition.log
-    return (who.principal, log.topic_id, log.partition, producer_id, producer_epoch), base_sequence
-
-
-def _is_behind(sequence: int, other: int) -> bool:
-    return 0 < (sequence - other) % (2 * _HALF_OF_SEQUENCES) < _HALF_OF_SEQUENCES
-
-
 def _converted(
     partition: Partition, records: Any, epoch: int | None, most_cost: int | None = None
 ) -> tuple[bytes, BatchHeader, list[str]]:
@@ -365,6 +324,58 @@ def _converted(
     traced = None if partition.traces is None else traceparents
     batch = from_kafka(records, partition.inflate_limits, epoch, traced, most_cost)
     return batch, partition.check(batch), traceparents
+
+
+_Queue = tuple[str, bytes, int, int, int]
+"""The batches of a producer for a partition: the user, the topic id, the partition, the producer id, its epoch."""
+
+
+class _Chains:
+    """The first batch of each producer that was refused for the moment, until the client sends it again."""
+
+    def __init__(self) -> None:
+        self._broken: OrderedDict[_Queue, tuple[int, int]] = OrderedDict()
+        """The base sequence of the batch, and the leader epoch in which it was refused: a later one has other gaps."""
+
+    def check(self, partition: Partition, records: Buffer, who: Caller) -> None:
+        """Check that no batch before this one was refused. Raises ChainBroken: the client is to send that one again."""
+        if not self._broken:
+            return
+        queue, sequence = _place(partition, records, who)
+        broken_at = self._broken_at(queue, partition)
+        if broken_at is not None and _is_behind(sequence, broken_at):
+            raise ChainBroken(
+                f"{partition.topic_partition}: the batch with sequence {broken_at} of producer id {queue[3]} was "
+                f"refused; send it again before the one with sequence {sequence}"
+            )
+
+    def settle(self, partition: Partition, records: Buffer, who: Caller, *, comes_again: bool) -> None:
+        """Note that a batch was appended, or refused; `comes_again`: for the moment, so that it comes again."""
+        if not (comes_again or self._broken):
+            return
+        queue, sequence = _place(partition, records, who)
+        broken_at = self._broken_at(queue, partition)
+        if not comes_again:
+            if sequence == broken_at:
+                del self._broken[queue]
+        elif sequence >= 0 and (broken_at is None or _is_behind(broken_at, sequence)):
+            self._broken[queue] = sequence, partition.leader_epoch
+            if len(self._broken) > MAX_REMEMBERED:
+                self._broken.popitem(last=False)
+
+    def _broken_at(self, queue: _Queue, partition: Partition) -> int | None:
+        base_sequence, leader_epoch = self._broken.get(queue, (-1, -1))
+        return base_sequence if leader_epoch == partition.leader_epoch and base_sequence >= 0 else None
+
+
+def _place(partition: Partition, records: Buffer, who: Caller) -> tuple[_Queue, int]:
+    producer_id, producer_epoch, base_sequence = producer_in(records)
+    log = partition.log
+    return (who.principal, log.topic_id, log.partition, producer_id, producer_epoch), base_sequence
+
+
+def _is_behind(sequence: int, other: int) -> bool:
+    return 0 < (sequence - other) % (2 * _HALF_OF_SEQUENCES) < _HALF_OF_SEQUENCES
 
 
 class _Answer:

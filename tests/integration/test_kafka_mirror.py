@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -36,8 +36,11 @@ QUICKLY: Final = {
 
 
 @contextmanager
-def mirror_maker(old: Cluster, new: Cluster, directory: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Run it with the properties of the page, except for addresses, the sizes of the clusters, and intervals."""
+def mirror_maker(old: Cluster, new: Cluster, directory: Path) -> Iterator[Callable[[str, Callable[[], bool]], None]]:
+    """Run it with the properties of the page, except for addresses, the sizes of the clusters, and intervals.
+
+    Yields a function that waits until a condition holds while it runs. It is killed at the end.
+    """
     (properties,) = re.findall(r"```properties\n# mm2\.properties\n(.*?)```", PAGE.read_text(), re.S)
     ends = {"old.bootstrap.servers": old.kafka_bootstrap, "new.bootstrap.servers": new.kafka_bootstrap}
     for key, value in {**ends, "listeners": "http://127.0.0.1:0"}.items():
@@ -51,8 +54,16 @@ def mirror_maker(old: Cluster, new: Cluster, directory: Path) -> Iterator[subpro
         process = subprocess.Popen(
             [*JVM, "-cp", f"{jars_or_skip()}/*", main, str(file), "--clusters", "new"], stdout=log, stderr=log
         )
+
+    def wait(what: str, condition: Callable[[], bool]) -> None:
+        def holds() -> bool:
+            assert process.poll() is None, (directory / "log").read_text()[-4_000:]
+            return condition()
+
+        until(holds, what, within_s=TIMEOUT_S, pause_s=0.3)
+
     try:
-        yield process
+        yield wait
     finally:
         process.kill()
         process.wait()
@@ -78,8 +89,9 @@ def produce(cluster: Cluster, numbers: range) -> None:
     for commits in (False, True):
         producer.begin_transaction()
         for number in numbers:
-            headers = {"number": b"%d" % number}
-            producer.produce(TOPIC, b"v%d" % number, b"k%d" % number, number % PARTITIONS, headers=headers)
+            producer.produce(
+                TOPIC, b"v%d" % number, b"k%d" % number, number % PARTITIONS, headers=[("number", b"%d" % number)]
+            )
         producer.flush(TIMEOUT_S)
         (producer.commit_transaction if commits else producer.abort_transaction)(TIMEOUT_S)
 
@@ -94,7 +106,7 @@ def read(cluster: Cluster, count: int) -> set[int]:
         message = consumer.poll(TIMEOUT_S)
         assert message is not None
         assert message.error() is None, message.error()
-        numbers.append(int(message.value()[1:]))
+        numbers.append(int((message.value() or b"")[1:]))
     consumer.commit(asynchronous=False)
     consumer.close()
     assert len({*numbers}) == len(numbers)
@@ -102,40 +114,36 @@ def read(cluster: Cluster, count: int) -> set[int]:
 
 
 def test_mirror_maker_moves_topics_configs_and_groups_to_another_cluster(tmp_path: Path) -> None:
+    """It is killed while it copies, and each record is there once."""
     jars_or_skip()
     config = {"group.initial.rebalance.delay.ms": 100}
-    with Cluster(kafka=True, config=config) as old, Cluster(kafka=True, config=config) as new:
-        with raftlog.Admin(old.bootstrap) as source, raftlog.Admin(new.bootstrap) as target:
-            configs = {"retention.ms": "7200000", "max.message.bytes": "2000000"}
-            source.create_topic(TOPIC, partitions=PARTITIONS, replication_factor=1, configs=configs)
-            produce(old, range(200))
-            assert read(old, 200) == {*range(200)}
-            with mirror_maker(old, new, tmp_path) as process:
+    configs = {"retention.ms": "7200000", "max.message.bytes": "2000000"}
+    with (
+        Cluster(kafka=True, config=config) as old,
+        Cluster(kafka=True, config=config) as new,
+        raftlog.Admin(old.bootstrap) as source,
+        raftlog.Admin(new.bootstrap) as target,
+    ):
 
-                def wait(what: str, condition: object) -> None:
-                    def holds() -> bool:
-                        assert process.poll() is None, (tmp_path / "log").read_text()[-4_000:]
-                        assert callable(condition)
-                        return bool(condition())
+        def own_configs() -> dict[str, str]:
+            described = target.describe_configs(TOPIC)
+            return {key: each.value for key, each in described.items() if each.source == "dynamic_topic"}
 
-                    until(holds, what, within_s=TIMEOUT_S, pause_s=0.3)
+        def has_moved() -> bool:
+            offsets = target.group_offsets(GROUP)
+            return len(offsets) == PARTITIONS and all(each.offset >= 200 / PARTITIONS for each in offsets.values())
 
-                def own_configs() -> dict[str, str]:
-                    described = target.describe_configs(TOPIC)
-                    return {key: each.value for key, each in described.items() if each.source == "dynamic_topic"}
-
-                wait("the topic is there", lambda: TOPIC in target.list_topics())
-                wait("the records are there", lambda: records(new) == records(old))
-                assert own_configs() == configs
-                wait("the group is there", lambda: GROUP in [each.group_id for each in target.list_groups()])
-                source.alter_configs(TOPIC, set={"retention.ms": "3600000"}, unset=["max.message.bytes"])
-                wait("changed configs are there", lambda: own_configs() == {"retention.ms": "3600000"})
-                produce(old, range(200, 300))
-                wait("further records are there", lambda: records(new) == records(old))
-
-                def behind_the_first() -> bool:
-                    offsets = target.group_offsets(GROUP)
-                    return len(offsets) == PARTITIONS and all(each.offset >= 100 for each in offsets.values())
-
-                wait("the group is behind what it has read", behind_the_first)
+        source.create_topic(TOPIC, partitions=PARTITIONS, replication_factor=1, configs=configs)
+        produce(old, range(200))
+        assert read(old, 200) == {*range(200)}
+        with mirror_maker(old, new, tmp_path) as wait:
+            wait("the topic is there", lambda: TOPIC in target.list_topics())
+            wait("the records are there", lambda: records(new) == records(old))
+            assert own_configs() == configs
+            wait("the group is behind what it has read", has_moved)
+            produce(old, range(200, 300))
+        with mirror_maker(old, new, tmp_path) as wait:
+            wait("the further records are there", lambda: records(new) == records(old))
+            source.alter_configs(TOPIC, set={"retention.ms": "3600000"}, unset=["max.message.bytes"])
+            wait("the changed configs are there", lambda: own_configs() == {"retention.ms": "3600000"})
         assert read(new, 100) == {*range(200, 300)}, "the group must go on where it was"
