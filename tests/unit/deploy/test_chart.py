@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from broker.config.config import BROKER_CONFIGS
+from raftlog.config import ConfigDef, ConfigKey
+from raftmeta.topic_configs import TOPIC_CONFIGS
 from tests.support.chart import documents
 from tools import helm as tool
 from tools.go_programs import HELM
@@ -103,6 +106,73 @@ def test_what_would_lose_its_quorum_or_refuse_writes_is_not_rendered(
     done = tool.render(helm, "--values", str(file))
     assert done.returncode != 0
     assert reason in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"config": {"log.retention.days": 8}}, "config.log.retention.days: unknown server config; docs/"),
+        ({"config": {"log.retention.days": 8}}, "the nearest are log.retention.bytes, log.retention.check.interval.ms"),
+        ({"brokerConfig": {"log.retention.hours": 8}}, "log.retention.ms takes units, such as log.retention.ms=7d"),
+        ({"controllerConfig": {"log_retention_ms": 8}}, "write it with dots, as log.retention.ms"),
+        ({"config": {"min": {"insync": {"replicas": 2}}}}, 'config.min is a table'),
+        ({"config": {"min": {"insync": {"replicas": 2}}}}, 'a key is one name with dots: write "min.insync.replicas"'),
+        ({"config": {"log.retention.ms": "soon"}}, "config.log.retention.ms=soon: expected milliseconds, or a number"),
+        ({"config": {"log.retention.ms": "7 weeks"}}, "config.log.retention.ms=7 weeks: expected milliseconds"),
+        ({"config": {"broker.session.timeout.ms": "1h"}}, "5m, 2h or 7d, from 100 to 600000"),
+        ({"config": {"num.partitions": 0}}, "config.num.partitions=0: expected a whole number, from 1 to"),
+        ({"config": {"num.partitions": 1.5}}, "config.num.partitions=1.5: expected a whole number"),
+        ({"config": {"log.format": "yaml"}}, "config.log.format=yaml: expected one of text, json"),
+        ({"config": {"log.level": 10}}, "config.log.level=10: expected one of"),
+        ({"config": {"auto.leader.rebalance.enable": "yes"}}, "expected true or false"),
+        ({"topics": [{"name": "a", "config": {"retention.hours": 1}}]}, "topics: a: config.retention.hours: unknown"),
+        ({"topics": [{"name": "a", "config": {"segment.jitter.ms": 1}}]}, "segments of partitions roll by"),
+        ({"topics": [{"name": "a", "config": {"cleanup.policy": "compress"}}]}, "cleanup.policy=compress: expected"),
+    ],
+)  # fmt: skip
+def test_a_key_or_value_that_the_servers_would_refuse_is_not_rendered(
+    helm: Path, tmp_path: Path, values: dict[str, object], reason: str
+) -> None:
+    file = tmp_path / "values.yaml"
+    file.write_text(json.dumps({"insecure": True, **values}))
+    done = tool.render(helm, "--values", str(file))
+    assert done.returncode != 0
+    assert reason in done.stderr
+
+
+WRITTEN_BY_THE_CHART = frozenset(re.findall(r'"([a-z.]+)"', re.search(
+    r'range \$key := list (.*?) -\}\}', (CHART / "templates" / "_helpers.tpl").read_text()
+)[1]))  # type: ignore[index] # fmt: skip
+
+
+@pytest.mark.parametrize("spelling", ["defaults", "texts", "least", "most"])
+def test_every_value_that_the_servers_take_is_rendered(helm: Path, tmp_path: Path, spelling: str) -> None:
+    """The chart knows forms and ranges from files/keys.json; it must not refuse what a server would accept."""
+
+    def written(key: ConfigKey) -> object:
+        value = key.default
+        if spelling == "least" and key.minimum is not None:
+            value = key.minimum
+        if spelling == "most" and key.maximum is not None:
+            value = key.maximum
+        if spelling == "texts":
+            return key.format(value).upper() if key.ignore_case else key.format(value)
+        return list(value) if isinstance(value, tuple) else value
+
+    def config(keys: ConfigDef) -> dict[str, object]:
+        found = {key.name: written(key) for key in keys if key.name not in WRITTEN_BY_THE_CHART}
+        keys.parse(found)
+        return found
+
+    values = {
+        "insecure": True,
+        "config": config(BROKER_CONFIGS) | {"default.replication.factor": 3, "min.insync.replicas": 2},
+        "topics": [{"name": "orders", "config": config(TOPIC_CONFIGS)}],
+    }
+    file = tmp_path / "values.yaml"
+    file.write_text(json.dumps(values))
+    done = tool.render(helm, "--values", str(file))
+    assert done.returncode == 0, done.stderr
 
 
 def rolled(helm: Path, tmp_path: Path, chart: Path = CHART, **values: object) -> dict[str, str]:

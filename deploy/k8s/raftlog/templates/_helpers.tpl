@@ -219,6 +219,13 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end -}}
 {{- end -}}
 {{- end -}}
+{{- $tables := .Files.Get "files/keys.json" | fromJson -}}
+{{- range $from, $keys := dict "config" .Values.config "brokerConfig" .Values.brokerConfig "controllerConfig" .Values.controllerConfig -}}
+{{- include "raftlog.config.check" (dict "table" $tables.server "units" $tables.units "where" $from "config" $keys) -}}
+{{- end -}}
+{{- range $topic := .Values.topics -}}
+{{- include "raftlog.config.check" (dict "table" $tables.topic "units" $tables.units "where" (printf "topics: %s: config" $topic.name) "config" ($topic.config | default dict)) -}}
+{{- end -}}
 {{- end -}}
 
 {{/* Shell that sets the values that depend on the pod. Arguments: root, base (first node id), headless (service), broker. */}}
