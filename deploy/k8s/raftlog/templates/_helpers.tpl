@@ -212,10 +212,10 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- fail (printf "topic %s: replicationFactor is %d, more than brokers.replicas, %d" $topic.name (int $topic.replicationFactor) $brokers) -}}
 {{- end -}}
 {{- end -}}
-{{- range $key := list "node.id" "cluster.id" "process.roles" "log.dirs" "listeners" "advertised.listeners" "controller.quorum.voters" "inter.node.listener" "advertised.inter.node.listener" "metrics.listener" "metadata.log.dir" "rack" "insecure" "listener.security.protocol" "listener.security.migration" "ssl.keystore.location" "ssl.keystore.key.location" "ssl.truststore.location" "ssl.client.auth" "sasl.enabled.mechanisms" "sasl.users.location" "authorizer" "super.users" -}}
+{{- range $key, $value := dict "node.id" "" "cluster.id" "clusterId" "process.roles" "controllers.mode" "log.dirs" "" "listeners" "ports" "advertised.listeners" "externalAccess" "controller.quorum.voters" "controllers.replicas" "inter.node.listener" "ports.nodes" "advertised.inter.node.listener" "" "metrics.listener" "ports.metrics" "metadata.log.dir" "" "rack" "rack.enabled" "insecure" "insecure" "listener.security.protocol" "tls and auth" "listener.security.migration" "tls.migration" "ssl.keystore.location" "tls.secrets" "ssl.keystore.key.location" "tls.secrets" "ssl.truststore.location" "tls.secrets" "ssl.client.auth" "tls.clientAuth" "sasl.enabled.mechanisms" "auth.mechanisms" "sasl.users.location" "auth.admin" "authorizer" "auth.authorizer" "super.users" "auth.superUsers" -}}
 {{- range $from, $keys := dict "config" $.Values.config "brokerConfig" $.Values.brokerConfig "controllerConfig" $.Values.controllerConfig -}}
 {{- if hasKey $keys $key -}}
-{{- fail (printf "%s.%s is set by the chart itself; remove it" $from $key) -}}
+{{- fail (printf "%s.%s is set by the chart itself; %s" $from $key (ternary "remove it" (printf "remove it, and set %s in the values" $value) (eq $value ""))) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
