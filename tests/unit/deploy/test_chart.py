@@ -141,6 +141,16 @@ def test_a_key_or_value_that_the_servers_would_refuse_is_not_rendered(
     assert reason in done.stderr
 
 
+@pytest.mark.parametrize("release", ["logs.prod", "2logs"])
+def test_a_release_whose_name_no_service_can_have_is_not_rendered(helm: Path, release: str) -> None:
+    """Helm allows such names; Kubernetes would refuse the Services after other objects have been made."""
+    done = tool.render(helm, "--set", "insecure=true", release=release)
+    assert done.returncode != 0
+    assert f"{release}-raftlog cannot be the name of a Service" in done.stderr
+    assert "set fullnameOverride" in done.stderr
+    assert tool.render(helm, "--set", "insecure=true,fullnameOverride=logs", release=release).returncode == 0
+
+
 def written_by_the_chart() -> frozenset[str]:
     found = re.search(r"range \$key, \$value := dict (.*?) -\}\}", (CHART / "templates" / "_helpers.tpl").read_text())
     assert found is not None

@@ -107,6 +107,10 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- $config := merge (dict) .Values.brokerConfig .Values.config -}}
 {{- $rf := int (get $config "default.replication.factor" | default 1) -}}
 {{- $minIsr := int (get $config "min.insync.replicas" | default 1) -}}
+{{- $fullname := include "raftlog.fullname" . -}}
+{{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $fullname) -}}
+{{- fail (printf "%s cannot be the name of a Service, which has small letters, digits and hyphens only, and begins with a letter: choose another name for the release, or set fullnameOverride" $fullname) -}}
+{{- end -}}
 {{- if not (or .Values.insecure .Values.tls.enabled) -}}
 {{- fail "insecure: without tls.enabled the listeners are plaintext without authentication. Turn TLS on, or set insecure=true to accept that, and keep networkPolicy.enabled." -}}
 {{- end -}}
