@@ -433,7 +433,7 @@ def test_an_upgrade_of_the_configuration_rolls_both_at_once(apart: Release) -> N
 def test_a_wrong_configuration_stops_at_the_first_pods_and_is_taken_back(apart: Release) -> None:
     # A broker and a controller crash again and again, so this is no orderly restart.
     with step(apart, "wrong configuration, and the right one again", UNPLANNED_S):
-        with pytest.raises(StepFailed, match="config.log.retention.days: unknown server config"):
+        with pytest.raises(StepFailed, match=r"config\.log\.retention\.days: unknown server config"):
             apart.upgrade({"config": {"log.retention.days": 8}})
         # Only the server compares keys with one another.
         apart.upgrade({"config": {"log.retention.days": None, "broker.lease.ms": "9s"}})
@@ -474,6 +474,20 @@ def test_a_new_version_of_the_chart_leaves_the_pods_alone(apart: Release, tmp_pa
     with step(apart, "upgrade of the chart's version", PLANNED_S):
         apart.upgrade({}, chart=chart)
         assert [each["chart"] for each in json.loads(apart.helm("list", "-o", "json"))] == ["raftlog-99.0.0"]
+    assert apart.pods() == before
+
+
+def test_other_volumes_are_refused_until_the_set_is_made_anew(apart: Release) -> None:
+    """Kubernetes refuses them too, but only after other objects were changed, and without saying what to do."""
+    before = apart.pods()
+    smaller: Values = {"brokers": {"storage": {"size": "90Gi"}}}
+    with step(apart, "the brokers' StatefulSet made anew for other volumes", PLANNED_S):
+        with pytest.raises(StepFailed, match=r"StatefulSet logs-raftlog-broker was made with size 100Gi"):
+            apart.upgrade(smaller)
+        apart.upgrade({"brokers": {"storage": {"size": "102400Mi"}}})  # the same in other words
+        apart.kubectl("delete", "statefulset", "logs-raftlog-broker", "--cascade=orphan")
+        apart.upgrade(smaller)
+        apart.rolled_out("broker")
     assert apart.pods() == before
 
 

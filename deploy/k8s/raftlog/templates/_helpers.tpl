@@ -232,6 +232,33 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end -}}
 {{- end -}}
 
+{{/* Bytes of a size such as 5Gi; empty for spellings with a point or an exponent. */}}
+{{- define "raftlog.bytes" -}}
+{{- $factors := dict "" 1 "k" 1e3 "M" 1e6 "G" 1e9 "T" 1e12 "P" 1e15 "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 "Pi" 1125899906842624 -}}
+{{- $unit := regexFind "[A-Za-z]*$" (toString .) -}}
+{{- if and (regexMatch "^[0-9]+[A-Za-z]*$" (toString .)) (hasKey $factors $unit) -}}
+{{- mulf (regexFind "^[0-9]+" (toString .) | float64) (get $factors $unit) | printf "%.0f" -}}
+{{- end -}}
+{{- end -}}
+
+{{/*
+Refuse volumes other than those that a StatefulSet was made with: Kubernetes changes none, and does not say what to do. Only with
+a cluster to ask. Arguments: root, name, component (broker, controller), values (.Values.brokers).
+*/}}
+{{- define "raftlog.volumes.check" -}}
+{{- $there := lookup "apps/v1" "StatefulSet" .root.Release.Namespace .name -}}
+{{- range $claim := dig "spec" "volumeClaimTemplates" list $there -}}
+{{- $class := dig "spec" "storageClassName" "" $claim -}}
+{{- $size := dig "spec" "resources" "requests" "storage" "" $claim | toString -}}
+{{- $wanted := $.values.storage -}}
+{{- $was := include "raftlog.bytes" $size -}}
+{{- $is := include "raftlog.bytes" $wanted.size -}}
+{{- if or (ne $class $wanted.storageClassName) (and $was $is (ne $was $is)) -}}
+{{- fail (printf "%ss.storage: StatefulSet %s was made with size %s and storageClassName %q, and Kubernetes does not change its volumes to %s and %q. Nothing was changed. Give the first values again, or see \"Other volumes\" in the chart's README.md" $.component $.name $size $class (toString $wanted.size) $wanted.storageClassName) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{/* Shell that sets the values that depend on the pod. Arguments: root, base (first node id), headless (service), broker. */}}
 {{- define "raftlog.start" -}}
 {{- $root := .root -}}
