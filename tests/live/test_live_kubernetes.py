@@ -317,6 +317,24 @@ def test_the_console_shows_the_cluster(apart: Release) -> None:
     assert 'href="/topics/live"' in apart.kubectl("exec", "workload", "--", "/opt/raftlog/bin/python", "-c", program)
 
 
+def test_other_volumes_are_refused_until_the_set_is_made_anew(apart: Release) -> None:
+    """Kubernetes refuses them too, but only after other objects were changed, and without saying what to do.
+
+    This test runs before those with `kubectl rollout restart`: the new set lacks the annotation of such a restart, and
+    would roll the pods once.
+    """
+    before = apart.pods()
+    smaller: Values = {"brokers": {"storage": {"size": "90Gi"}}}
+    with step(apart, "the brokers' StatefulSet made anew for other volumes", PLANNED_S):
+        with pytest.raises(StepFailed, match=r"StatefulSet logs-raftlog-broker was made with size 100Gi"):
+            apart.upgrade(smaller)
+        apart.upgrade({"brokers": {"storage": {"size": "102400Mi"}}})  # the same in other words
+        apart.kubectl("delete", "statefulset", "logs-raftlog-broker", "--cascade=orphan")
+        apart.upgrade(smaller)
+        apart.rolled_out("broker")
+    assert apart.pods() == before
+
+
 PORTS = {"clients": 9092, "kafka": 9192, "nodes": 9093, "metrics": 9464}
 CONNECT = """
 import socket, sys
@@ -474,20 +492,6 @@ def test_a_new_version_of_the_chart_leaves_the_pods_alone(apart: Release, tmp_pa
     with step(apart, "upgrade of the chart's version", PLANNED_S):
         apart.upgrade({}, chart=chart)
         assert [each["chart"] for each in json.loads(apart.helm("list", "-o", "json"))] == ["raftlog-99.0.0"]
-    assert apart.pods() == before
-
-
-def test_other_volumes_are_refused_until_the_set_is_made_anew(apart: Release) -> None:
-    """Kubernetes refuses them too, but only after other objects were changed, and without saying what to do."""
-    before = apart.pods()
-    smaller: Values = {"brokers": {"storage": {"size": "90Gi"}}}
-    with step(apart, "the brokers' StatefulSet made anew for other volumes", PLANNED_S):
-        with pytest.raises(StepFailed, match=r"StatefulSet logs-raftlog-broker was made with size 100Gi"):
-            apart.upgrade(smaller)
-        apart.upgrade({"brokers": {"storage": {"size": "102400Mi"}}})  # the same in other words
-        apart.kubectl("delete", "statefulset", "logs-raftlog-broker", "--cascade=orphan")
-        apart.upgrade(smaller)
-        apart.rolled_out("broker")
     assert apart.pods() == before
 
 
