@@ -619,6 +619,7 @@ def begin_spark(release: Release) -> None:
         pytest.skip("SPARK IS NOT RUN: no Java")
     of_machine = {"/packages": Path(pyspark.__file__).parents[1], "/java": found.home}
     of_machine |= {str(each): each for each in Path("/etc").glob("java-*")}  # where Debian has Java's settings
+    release.healthy()  # a topic with three replicas needs three brokers that are up
     release.raftlog("topic", "create", SPARK, "--partitions", "3", "--replication-factor", "3")
     metadata = {"name": SPARK, "namespace": release.namespace}
     places = [(f"machine-{number}", *place) for number, place in enumerate(of_machine.items())]
