@@ -172,7 +172,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- fail (printf "config.min.insync.replicas is %d, more than default.replication.factor, %d: writes with acks=all would always be refused" $minIsr $rf) -}}
 {{- end -}}
 {{- if and (gt $brokers 1) (eq $minIsr $rf) -}}
-{{- fail (printf "config.min.insync.replicas equals default.replication.factor, %d: each restart of a broker would refuse writes; leave one replica of slack" $rf) -}}
+{{- fail (printf "config.min.insync.replicas equals default.replication.factor, %d: each restart of a broker would refuse writes; leave one replica of slack, such as default.replication.factor=%d" $rf (add $rf 1 | int)) -}}
 {{- end -}}
 {{- if .Values.podDisruptionBudget.enabled -}}
 {{- $down := int .Values.podDisruptionBudget.controllersMaxUnavailable -}}
