@@ -320,6 +320,11 @@ class ConfigDef:
     def __len__(self) -> int:
         return len(self._keys)
 
+    @property
+    def instead(self) -> Mapping[str, str]:
+        """What an error says of keys of Kafka's that are not in the table."""
+        return self._instead
+
     def key(self, name: str) -> ConfigKey:
         """Return the key of that name; underscores are taken for dots.
 

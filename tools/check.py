@@ -67,7 +67,7 @@ def wire() -> Problems:
 
 
 def reference() -> Problems:
-    """docs/configuration.md, docs/metrics.md, docs/protocol.md and the typed keywords are up to date with the code"""
+    """docs/configuration.md, docs/metrics.md, docs/protocol.md, typed keywords and the chart's keys are up to date"""
     from tools.reference import stale  # it imports the server's packages; the other checks do not need them
 
     return [f"{page.relative_to(ROOT)} is stale; run ./dev docs" for page in stale()]

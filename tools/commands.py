@@ -66,7 +66,7 @@ _MODULES = {
     "aio": ("tools.aio", "generate the awaitable clients in raftlog/aio from the synchronous ones"),
     "docs": (
         "tools.reference",
-        "write the generated docs pages, the table in docs/protocol.md and the typed keywords from the code",
+        "write the generated docs pages, the table in docs/protocol.md, the typed keywords and the keys of the chart",
     ),
 }
 """Commands that are modules, with their help."""

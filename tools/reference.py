@@ -1,17 +1,23 @@
-"""Writes docs/configuration.md, docs/metrics.md, tables of docs/protocol.md and typed keywords: `./dev docs`."""
+"""Writes docs/configuration.md, docs/metrics.md, tables of docs/protocol.md, typed keywords and the keys that the Helm
+chart knows: `./dev docs`."""
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from raftlog.config import ConfigDef, ConfigKey
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIGURATION_PAGE = ROOT / "docs" / "configuration.md"
 METRICS_PAGE = ROOT / "docs" / "metrics.md"
 PROTOCOL_PAGE = ROOT / "docs" / "protocol.md"
+CHART_KEYS = ROOT / "deploy" / "k8s" / "raftlog" / "files" / "keys.json"
 
 _FRONT = """# Configuration
 
@@ -215,6 +221,46 @@ def protocol_page() -> str:
     return f"{before}{_GENERATED}\n\n{table}\n{_GENERATED}{after}"
 
 
+_INTEGER: Final = "[+-]?[0-9]+"
+_FORMS: Final = {
+    "int": _INTEGER,
+    "float": r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?",
+    "bool": "(?i:true|false)",
+}
+"""Regular expressions of values, in the syntax that Python and Go share."""
+
+
+def chart_keys() -> str:
+    """Return the keys of servers and of topics, with what the chart needs to refuse a wrong one before a server does.
+
+    The chart checks names, forms and ranges, with the messages of the server. Other checks are the server's only.
+    """
+    from broker.config.config import BROKER_CONFIGS
+    from raftlog.config import BYTES_PER_UNIT, MS_PER_UNIT
+    from raftmeta.topic_configs import TOPIC_CONFIGS
+
+    units = {"ms": MS_PER_UNIT, "bytes": BYTES_PER_UNIT}
+    forms = _FORMS | {kind: rf"({_INTEGER}|\+?[0-9]+\s*({'|'.join(known)}))" for kind, known in units.items()}
+
+    def entry(key: ConfigKey) -> dict[str, Any]:
+        found: dict[str, Any] = {"kind": key.kind, "expected": key.expected}
+        form = forms.get(key.kind)
+        if key.choices:
+            one = f"(?{'i' if key.ignore_case else ''}:{'|'.join(key.choices)})"
+            form = one if key.kind == "string" else rf"({one}(\s*,\s*{one})*)?"
+        if form is not None:
+            found["form"] = rf"^\s*{form}\s*$"
+        limits = {"minimum": key.minimum, "maximum": key.maximum}
+        return found | {name: str(limit) for name, limit in limits.items() if limit is not None}
+
+    def table(keys: ConfigDef) -> dict[str, Any]:
+        by_name = {key.name: entry(key) for key in keys}
+        return {"what": keys.what, "keys": by_name, "instead": dict(keys.instead)}
+
+    tables = {"server": table(BROKER_CONFIGS), "topic": table(TOPIC_CONFIGS)}
+    return json.dumps({"units": units, **tables}, indent=1, sort_keys=True) + "\n"
+
+
 def stale() -> list[Path]:
     """Return the pages and modules that differ from what the code says."""
     return [path for path, text in _pages().items() if not path.exists() or path.read_text() != text]
@@ -228,6 +274,7 @@ def _pages() -> dict[Path, str]:
         CONFIGURATION_PAGE: configuration_page(),
         METRICS_PAGE: metrics_page(),
         PROTOCOL_PAGE: protocol_page(),
+        CHART_KEYS: chart_keys(),
         **keywords.modules(),
     }
 

@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from broker.config.config import BROKER_CONFIGS
+from raftlog.config import ConfigDef, ConfigKey
+from raftmeta.topic_configs import TOPIC_CONFIGS
 from tests.support.chart import documents
 from tools import helm as tool
 from tools.go_programs import HELM
@@ -64,6 +67,7 @@ def test_the_committed_manifests_are_what_the_chart_renders(helm: Path, example:
             "tls.migration accepts plaintext as well",
         ),
         ({"config": {"ssl.client.auth": "none"}}, "config.ssl.client.auth is set by the chart itself"),
+        ({"config": {"ssl.client.auth": "none"}}, "remove it, and set tls.clientAuth in the values"),
         ({"brokers": {"replica": 3}}, "additional properties 'replica' not allowed"),
         ({"brokerz": {}}, "additional properties 'brokerz' not allowed"),
         ({"controllers": {"replicas": 2}}, "value must be one of 1, 3, 5"),
@@ -103,6 +107,84 @@ def test_what_would_lose_its_quorum_or_refuse_writes_is_not_rendered(
     done = tool.render(helm, "--values", str(file))
     assert done.returncode != 0
     assert reason in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"config": {"log.retention.days": 8}}, "config.log.retention.days: unknown server config; docs/"),
+        ({"config": {"log.retention.days": 8}}, "the nearest are log.retention.bytes, log.retention.check.interval.ms"),
+        ({"brokerConfig": {"log.retention.hours": 8}}, "log.retention.ms takes units, such as log.retention.ms=7d"),
+        ({"controllerConfig": {"log_retention_ms": 8}}, "write it with dots, as log.retention.ms"),
+        ({"config": {"min": {"insync": {"replicas": 2}}}}, 'config.min is a table'),
+        ({"config": {"min": {"insync": {"replicas": 2}}}}, 'a key is one name with dots: write "min.insync.replicas"'),
+        ({"config": {"log.retention.ms": "soon"}}, "config.log.retention.ms=soon: expected milliseconds, or a number"),
+        ({"config": {"log.retention.ms": "7 weeks"}}, "config.log.retention.ms=7 weeks: expected milliseconds"),
+        ({"config": {"broker.session.timeout.ms": "1h"}}, "5m, 2h or 7d, from 100 to 600000"),
+        ({"config": {"num.partitions": 0}}, "config.num.partitions=0: expected a whole number, from 1 to"),
+        ({"config": {"num.partitions": 1.5}}, "config.num.partitions=1.5: expected a whole number"),
+        ({"config": {"log.format": "yaml"}}, "config.log.format=yaml: expected one of text, json"),
+        ({"config": {"log.level": 10}}, "config.log.level=10: expected one of"),
+        ({"config": {"auto.leader.rebalance.enable": "yes"}}, "expected true or false"),
+        ({"topics": [{"name": "a", "config": {"retention.hours": 1}}]}, "topics: a: config.retention.hours: unknown"),
+        ({"topics": [{"name": "a", "config": {"segment.jitter.ms": 1}}]}, "segments of partitions roll by"),
+        ({"topics": [{"name": "a", "config": {"cleanup.policy": "compress"}}]}, "cleanup.policy=compress: expected"),
+    ],
+)  # fmt: skip
+def test_a_key_or_value_that_the_servers_would_refuse_is_not_rendered(
+    helm: Path, tmp_path: Path, values: dict[str, object], reason: str
+) -> None:
+    file = tmp_path / "values.yaml"
+    file.write_text(json.dumps({"insecure": True, **values}))
+    done = tool.render(helm, "--values", str(file))
+    assert done.returncode != 0
+    assert reason in done.stderr
+
+
+@pytest.mark.parametrize("release", ["logs.prod", "2logs"])
+def test_a_release_whose_name_no_service_can_have_is_not_rendered(helm: Path, release: str) -> None:
+    """Helm allows such names; Kubernetes would refuse the Services after other objects have been made."""
+    done = tool.render(helm, "--set", "insecure=true", release=release)
+    assert done.returncode != 0
+    assert f"{release}-raftlog cannot be the name of a Service" in done.stderr
+    assert "set fullnameOverride" in done.stderr
+    assert tool.render(helm, "--set", "insecure=true,fullnameOverride=logs", release=release).returncode == 0
+
+
+def written_by_the_chart() -> frozenset[str]:
+    found = re.search(r"range \$key, \$value := dict (.*?) -\}\}", (CHART / "templates" / "_helpers.tpl").read_text())
+    assert found is not None
+    return frozenset(re.findall(r'"([a-z.]+)" "', found[1]))
+
+
+@pytest.mark.parametrize("spelling", ["defaults", "texts", "least", "most"])
+def test_every_value_that_the_servers_take_is_rendered(helm: Path, tmp_path: Path, spelling: str) -> None:
+    """The chart knows forms and ranges from files/keys.json; it must not refuse what a server would accept."""
+
+    def written(key: ConfigKey) -> object:
+        value = key.default
+        if spelling == "least" and key.minimum is not None:
+            value = key.minimum
+        if spelling == "most" and key.maximum is not None:
+            value = key.maximum
+        if spelling == "texts":
+            return key.format(value).upper() if key.ignore_case else key.format(value)
+        return list(value) if isinstance(value, tuple) else value
+
+    def config(keys: ConfigDef) -> dict[str, object]:
+        found = {key.name: written(key) for key in keys if key.name not in written_by_the_chart()}
+        keys.parse(found)
+        return found
+
+    values = {
+        "insecure": True,
+        "config": config(BROKER_CONFIGS) | {"default.replication.factor": 3, "min.insync.replicas": 2},
+        "topics": [{"name": "orders", "config": config(TOPIC_CONFIGS)}],
+    }
+    file = tmp_path / "values.yaml"
+    file.write_text(json.dumps(values))
+    done = tool.render(helm, "--values", str(file))
+    assert done.returncode == 0, done.stderr
 
 
 def rolled(helm: Path, tmp_path: Path, chart: Path = CHART, **values: object) -> dict[str, str]:

@@ -55,6 +55,18 @@ MODES: dict[str, Values] = {
     },
 }
 
+ISSUER = "https://login.example/realms/main"
+WITH_TOKENS: Values = {
+    "tls": TLS,
+    "auth": {**AUTH, "mechanisms": ["SCRAM-SHA-512", "OAUTHBEARER"]},
+    "brokerConfig": {
+        "sasl.oauthbearer.expected.issuer": ISSUER,
+        "sasl.oauthbearer.expected.audience": ["raftlog"],
+        "sasl.oauthbearer.jwks.endpoint.url": f"{ISSUER}/certs",
+        "sasl.oauthbearer.allowed.urls": [f"{ISSUER}/certs"],
+    },
+}
+
 
 @pytest.fixture(scope="module")
 def render(tmp_path_factory: pytest.TempPathFactory) -> Render:
@@ -143,20 +155,7 @@ def test_the_charts_own_clients_may_do_all(render: Render, values: Values) -> No
 
 
 def test_users_of_an_issuer_log_in_besides_those_with_passwords(render: Render, tmp_path: Path) -> None:
-    issuer = "https://login.example/realms/main"
-    manifests = render(
-        {
-            **WANTED,
-            "tls": TLS,
-            "auth": {**AUTH, "mechanisms": ["SCRAM-SHA-512", "OAUTHBEARER"]},
-            "brokerConfig": {
-                "sasl.oauthbearer.expected.issuer": issuer,
-                "sasl.oauthbearer.expected.audience": ["raftlog"],
-                "sasl.oauthbearer.jwks.endpoint.url": f"{issuer}/certs",
-                "sasl.oauthbearer.allowed.urls": [f"{issuer}/certs"],
-            },
-        }
-    )
+    manifests = render({**WANTED, **WITH_TOKENS})
     assert broker_config(manifests, tmp_path).sasl_enabled_mechanisms == ("SCRAM-SHA-512", "OAUTHBEARER")
     assert {settings["sasl.mechanism"] for _, settings in clients(manifests)} == {"SCRAM-SHA-512"}
     assert "sasl.enabled.mechanisms" not in server_toml(manifests, "controller")
@@ -328,6 +327,12 @@ def test_notes_say_who_may_do_what(render: Render, tmp_path: Path, monkeypatch: 
         mode for mode in MODES if mode.startswith("sasl_ssl") and mode != "sasl_ssl, prepared"
     }
     assert "do not have to yet" in said["sasl_ssl, prepared"]
+    inside = (
+        "kubectl exec -n raftlog raftlog-broker-0 -- raftlog cluster describe --client-config /etc/raftlog/client.toml"
+    )
+    assert {mode for mode, text in said.items() if inside in text} == {mode for mode in MODES if "ssl" in mode}
+    assert {mode for mode, text in said.items() if "kubectl run raftlog-cli" in text} == {"plaintext"}
+    assert not [mode for mode, text in said.items() if "OAUTHBEARER" in text]
     assert "User:root and User:alice" not in said["sasl_ssl"]
     assert (
         "Users may do what ACLs allow; User:root, User:alice and nodes may do everything."
@@ -335,6 +340,14 @@ def test_notes_say_who_may_do_what(render: Render, tmp_path: Path, monkeypatch: 
     )
     assert "User:raftlog-client and nodes may do everything." in said["ssl of cert-manager with permissions"]
     assert "clients need no password" in said["ssl"]
+
+
+def test_notes_say_that_tokens_are_no_passwords(
+    render: Render, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tool, "CHART", chart_with_notes(tmp_path))
+    text = " ".join(named(render(WITH_TOKENS), "Notes", "notes")["text"].split())
+    assert "log in with name and password (SCRAM-SHA-512) or with a token (OAUTHBEARER)." in text
 
 
 @pytest.mark.parametrize(

@@ -107,6 +107,10 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- $config := merge (dict) .Values.brokerConfig .Values.config -}}
 {{- $rf := int (get $config "default.replication.factor" | default 1) -}}
 {{- $minIsr := int (get $config "min.insync.replicas" | default 1) -}}
+{{- $fullname := include "raftlog.fullname" . -}}
+{{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $fullname) -}}
+{{- fail (printf "%s cannot be the name of a Service, which has small letters, digits and hyphens only, and begins with a letter: choose another name for the release, or set fullnameOverride" $fullname) -}}
+{{- end -}}
 {{- if not (or .Values.insecure .Values.tls.enabled) -}}
 {{- fail "insecure: without tls.enabled the listeners are plaintext without authentication. Turn TLS on, or set insecure=true to accept that, and keep networkPolicy.enabled." -}}
 {{- end -}}
@@ -168,7 +172,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- fail (printf "config.min.insync.replicas is %d, more than default.replication.factor, %d: writes with acks=all would always be refused" $minIsr $rf) -}}
 {{- end -}}
 {{- if and (gt $brokers 1) (eq $minIsr $rf) -}}
-{{- fail (printf "config.min.insync.replicas equals default.replication.factor, %d: each restart of a broker would refuse writes; leave one replica of slack" $rf) -}}
+{{- fail (printf "config.min.insync.replicas equals default.replication.factor, %d: each restart of a broker would refuse writes; leave one replica of slack, such as default.replication.factor=%d" $rf (add $rf 1 | int)) -}}
 {{- end -}}
 {{- if .Values.podDisruptionBudget.enabled -}}
 {{- $down := int .Values.podDisruptionBudget.controllersMaxUnavailable -}}
@@ -212,11 +216,45 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- fail (printf "topic %s: replicationFactor is %d, more than brokers.replicas, %d" $topic.name (int $topic.replicationFactor) $brokers) -}}
 {{- end -}}
 {{- end -}}
-{{- range $key := list "node.id" "cluster.id" "process.roles" "log.dirs" "listeners" "advertised.listeners" "controller.quorum.voters" "inter.node.listener" "advertised.inter.node.listener" "metrics.listener" "metadata.log.dir" "rack" "insecure" "listener.security.protocol" "listener.security.migration" "ssl.keystore.location" "ssl.keystore.key.location" "ssl.truststore.location" "ssl.client.auth" "sasl.enabled.mechanisms" "sasl.users.location" "authorizer" "super.users" -}}
+{{- range $key, $value := dict "node.id" "" "cluster.id" "clusterId" "process.roles" "controllers.mode" "log.dirs" "" "listeners" "ports" "advertised.listeners" "externalAccess" "controller.quorum.voters" "controllers.replicas" "inter.node.listener" "ports.nodes" "advertised.inter.node.listener" "" "metrics.listener" "ports.metrics" "metadata.log.dir" "" "rack" "rack.enabled" "insecure" "insecure" "listener.security.protocol" "tls and auth" "listener.security.migration" "tls.migration" "ssl.keystore.location" "tls.secrets" "ssl.keystore.key.location" "tls.secrets" "ssl.truststore.location" "tls.secrets" "ssl.client.auth" "tls.clientAuth" "sasl.enabled.mechanisms" "auth.mechanisms" "sasl.users.location" "auth.admin" "authorizer" "auth.authorizer" "super.users" "auth.superUsers" -}}
 {{- range $from, $keys := dict "config" $.Values.config "brokerConfig" $.Values.brokerConfig "controllerConfig" $.Values.controllerConfig -}}
 {{- if hasKey $keys $key -}}
-{{- fail (printf "%s.%s is set by the chart itself; remove it" $from $key) -}}
+{{- fail (printf "%s.%s is set by the chart itself; %s" $from $key (ternary "remove it" (printf "remove it, and set %s in the values" $value) (eq $value ""))) -}}
 {{- end -}}
+{{- end -}}
+{{- end -}}
+{{- $tables := .Files.Get "files/keys.json" | fromJson -}}
+{{- range $from, $keys := dict "config" .Values.config "brokerConfig" .Values.brokerConfig "controllerConfig" .Values.controllerConfig -}}
+{{- include "raftlog.config.check" (dict "table" $tables.server "units" $tables.units "where" $from "config" $keys) -}}
+{{- end -}}
+{{- range $topic := .Values.topics -}}
+{{- include "raftlog.config.check" (dict "table" $tables.topic "units" $tables.units "where" (printf "topics: %s: config" $topic.name) "config" ($topic.config | default dict)) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Bytes of a size such as 5Gi; empty for spellings with a point or an exponent. */}}
+{{- define "raftlog.bytes" -}}
+{{- $factors := dict "" 1 "k" 1e3 "M" 1e6 "G" 1e9 "T" 1e12 "P" 1e15 "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 "Pi" 1125899906842624 -}}
+{{- $unit := regexFind "[A-Za-z]*$" (toString .) -}}
+{{- if and (regexMatch "^[0-9]+[A-Za-z]*$" (toString .)) (hasKey $factors $unit) -}}
+{{- mulf (regexFind "^[0-9]+" (toString .) | float64) (get $factors $unit) | printf "%.0f" -}}
+{{- end -}}
+{{- end -}}
+
+{{/*
+Refuse volumes other than those that a StatefulSet was made with: Kubernetes changes none, and does not say what to do. Only with
+a cluster to ask. Arguments: root, name, component (broker, controller), values (.Values.brokers).
+*/}}
+{{- define "raftlog.volumes.check" -}}
+{{- $there := lookup "apps/v1" "StatefulSet" .root.Release.Namespace .name -}}
+{{- range $claim := dig "spec" "volumeClaimTemplates" list $there -}}
+{{- $class := dig "spec" "storageClassName" "" $claim -}}
+{{- $size := dig "spec" "resources" "requests" "storage" "" $claim | toString -}}
+{{- $wanted := $.values.storage -}}
+{{- $was := include "raftlog.bytes" $size -}}
+{{- $is := include "raftlog.bytes" $wanted.size -}}
+{{- if or (ne $class $wanted.storageClassName) (and $was $is (ne $was $is)) -}}
+{{- fail (printf "%ss.storage: StatefulSet %s was made with size %s and storageClassName %q, and Kubernetes does not change its volumes to %s and %q. Nothing was changed. Give the first values again, or see \"Other volumes\" in the chart's README.md" $.component $.name $size $class (toString $wanted.size) $wanted.storageClassName) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

@@ -2,6 +2,7 @@
 {{- define "raftlog.statefulset" -}}
 {{- $root := .root -}}
 {{- $values := .values -}}
+{{- include "raftlog.volumes.check" . -}}
 apiVersion: apps/v1
 kind: StatefulSet
 metadata:
