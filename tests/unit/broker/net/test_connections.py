@@ -306,7 +306,18 @@ def is_open(connection: socket.socket) -> bool:
 
 
 def connect(port: int, source: str) -> socket.socket:
-    connection = socket.create_connection(("127.0.0.1", port), timeout=WAIT_S, source_address=(source, 0))
+    """Connect from an address of its own, whose port the kernel chooses.
+
+    That may be the number of the listener's port, at another address. The watch, which is in this process, would take
+    such a client's end for a connection of the port.
+    """
+    connection = socket.socket()
+    connection.bind((source, 0))
+    if connection.getsockname()[1] == port:
+        with connection:  # it keeps the number meanwhile
+            return connect(port, source)
+    connection.settimeout(WAIT_S)
+    connection.connect(("127.0.0.1", port))
     connection.setblocking(False)
     return connection
 

@@ -277,14 +277,16 @@ def connect(url: str) -> socket.socket:
     return socket.create_connection((host, int(port)), timeout=WAIT_S)
 
 
-def test_silent_connections_give_way(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    client = Client(url)
-    client.get("/create-topic")
+def test_silent_connections_give_way(nowhere: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("raftlog.console.app.MOST_CONNECTIONS", 3)
-    with client.half_sent("/logout") as half, connect(url) as silent, connect(url), connect(url), connect(url):
-        assert client.get("/static/console.css").code == 200
-        assert closed_by_server(half)
-        assert closed_by_server(silent)
+    monkeypatch.setattr("raftlog.console.app.CLIENT_S", 10 * WAIT_S)  # so that they are closed for nothing else
+    with serve(Settings(nowhere)) as url:  # a console of its own: connections of other tests would give way first
+        client = Client(url)
+        client.get("/create-topic")
+        with client.half_sent("/logout") as half, connect(url) as silent, connect(url), connect(url), connect(url):
+            assert client.get("/static/console.css").code == 200
+            assert closed_by_server(half)
+            assert closed_by_server(silent)
 
 
 def test_a_connection_whose_request_is_under_way_does_not_give_way(
