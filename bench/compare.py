@@ -493,8 +493,10 @@ class System:
     servers: Mapping[str, int]
 
     def does(self, workload: Workload) -> bool:
-        """Whether a workload says something about it: tasks differ from threads where producers wait, and fsyncs
-        matter where something is written."""
+        """Whether it is measured with a workload.
+
+        Tasks differ from threads only where producers wait, and fsyncs matter only where records are written.
+        """
         if self.kind == "raftlog-tasks":
             return workload.way == "one-by-one"
         return workload.waits_for_disks or "fsync" not in self.durability

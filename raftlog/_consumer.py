@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import operator
 import re
 import sys
 from collections import deque
@@ -27,7 +26,7 @@ from typing import Any, Final, Generic, Unpack
 from raftlog._client.background import Client, LoopThread, Turn, told
 from raftlog._client.consumer import PASSED_WAIT_S, ConsumerEngine
 from raftlog._client.group_consumer import Change, GroupEngine, Step
-from raftlog._client.groups import Claim, as_partition, checked
+from raftlog._client.groups import Claim, as_number, as_partition, checked
 from raftlog._client.keywords import ConsumerKeywords, IsolationLevel, OffsetReset
 from raftlog._client.metadata import EARLIEST, LATEST, monotonic_ms
 from raftlog._client.options import Bootstrap, ConsumerOptions, taken_apart
@@ -185,18 +184,15 @@ class Unread:
         self.records.clear()
 
 
-_MOST: Final = (1 << 63) - 1
-
-
 def as_offset(offset: Any) -> int:
     """Return an offset, one of NumPy too, as an int.
 
     Raises:
         InvalidRequestError: not a whole number, negative, or more than any log holds.
     """
-    number = _whole(offset)
-    if number is None or number > _MOST:
-        raise InvalidRequestError(f"{offset!r} is no offset: it takes a whole number from 0 to {_MOST}")
+    number = as_number("offset", offset)
+    if number is None:
+        raise InvalidRequestError(f"{offset!r} is no offset: it takes a whole number from 0 to 2^63 - 1")
     if number < 0:
         raise InvalidRequestError(f"offset {number} is negative; seek_to_end and seek_to_beginning name the ends")
     return number
@@ -210,23 +206,13 @@ def as_times(timestamps_ms: Mapping[TopicPartition, Any]) -> dict[TopicPartition
     """
     times: dict[TopicPartition, int] = {}
     for topic_partition, timestamp_ms in timestamps_ms.items():
-        number, part = _whole(timestamp_ms), TopicPartition(*topic_partition)
-        if number is None or number > _MOST:
+        number, part = as_number("time", timestamp_ms), TopicPartition(*topic_partition)
+        if number is None:
             raise InvalidRequestError(f"{part}: {timestamp_ms!r} is no timestamp: it takes Unix milliseconds, an int")
         if number < 0:
             raise InvalidRequestError(f"{part}: timestamp {number} is negative")
         times[part] = number
     return times
-
-
-def _whole(value: Any) -> int | None:
-    """Return a value as an int; None: it is not a whole number."""
-    if isinstance(value, bool):
-        return None
-    try:
-        return operator.index(value)
-    except TypeError:
-        return None
 
 
 class ToEnds:

@@ -43,6 +43,7 @@ from broker.kafka.record_batches import (
     says_transactional,
 )
 from broker.kafka.transactions import KEEPS_NO_EPOCH_FROM
+from broker.log.producer_state import SEQUENCES
 from broker.partition.partition import Partition, append_for_client
 from broker.quotas.heavy_work import HeavyWork, TooCostly
 from broker.replicas.replica_manager import ReplicaManager
@@ -78,8 +79,6 @@ EXPECTED_COST: Final = 16 << 20
 IDS_FROM: Final = 13
 """The first version that names topics by id."""
 MAX_REMEMBERED: Final = 10_000
-_HALF_OF_SEQUENCES: Final = 1 << 30
-"""Sequences count from 0 to twice this, and begin again; one is behind another if it is less than this ahead of it."""
 MAX_MESSAGE: Final = 500
 """Characters of an error's text in a response."""
 
@@ -364,8 +363,8 @@ class _Chains:
                 self._broken.popitem(last=False)
 
     def _broken_at(self, queue: _Queue, partition: Partition) -> int | None:
-        base_sequence, leader_epoch = self._broken.get(queue, (-1, -1))
-        return base_sequence if leader_epoch == partition.leader_epoch and base_sequence >= 0 else None
+        found = self._broken.get(queue)
+        return found[0] if found is not None and found[1] == partition.leader_epoch else None
 
 
 def _place(partition: Partition, records: Buffer, who: Caller) -> tuple[_Queue, int]:
@@ -375,7 +374,8 @@ def _place(partition: Partition, records: Buffer, who: Caller) -> tuple[_Queue, 
 
 
 def _is_behind(sequence: int, other: int) -> bool:
-    return 0 < (sequence - other) % (2 * _HALF_OF_SEQUENCES) < _HALF_OF_SEQUENCES
+    """Whether a sequence comes after another one; they begin again at 0, so less than half of all come after one."""
+    return 0 < (sequence - other) % SEQUENCES < SEQUENCES // 2
 
 
 class _Answer:

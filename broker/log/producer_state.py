@@ -438,7 +438,8 @@ class ProducerStates:
         """Return the producers that appended later than now: the clock was ahead then, and was set back since.
 
         Each would keep those behind it from being forgotten until the clock is there again. By less than `LIVE_MS`
-        does not count, as `now_ms` may be from before the last appends.
+        does not count, as `now_ms` may be from before the last appends. If there are none, `newest_append_ms` becomes
+        the latest time of those that are left.
         """
         latest_ms = now_ms + LIVE_MS
         if self._newest_ms <= latest_ms:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import operator
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
@@ -348,7 +349,12 @@ def commit_errors(
 MAX_METADATA_BYTES: Final = 128 * 1024
 """The client's limit of metadata: it fits into one request. Servers allow a few thousand bytes
 (offset.metadata.max.bytes)."""
-_MOST: Final = {"partition": (1 << 31) - 1, "offset": (1 << 63) - 1, "leader epoch": (1 << 31) - 1}
+_MOST: Final = {
+    "partition": (1 << 31) - 1,
+    "offset": (1 << 63) - 1,
+    "leader epoch": (1 << 31) - 1,
+    "time": (1 << 63) - 1,
+}
 
 
 def checked(offsets: Mapping[TopicPartition, int | OffsetAndMetadata]) -> dict[TopicPartition, OffsetAndMetadata]:
@@ -364,11 +370,12 @@ def checked(offsets: Mapping[TopicPartition, int | OffsetAndMetadata]) -> dict[T
     for given, value in offsets.items():
         part = as_partition(given)
         wanted = value if isinstance(value, OffsetAndMetadata) else OffsetAndMetadata(value)
-        if not _fits("offset", wanted.offset, 0):
+        offset, leader_epoch = as_number("offset", wanted.offset), as_number("leader epoch", wanted.leader_epoch)
+        if offset is None or offset < 0:
             raise InvalidRequestError(
                 f"{part} has no offset {wanted.offset!r}: it takes a number from 0, or OffsetAndMetadata"
             )
-        if not _fits("leader epoch", wanted.leader_epoch, -1):
+        if leader_epoch is None or leader_epoch < -1:
             raise InvalidRequestError(f"{part}: {wanted.leader_epoch!r} is no leader epoch; -1: not known")
         if not isinstance(wanted.metadata, str):
             raise InvalidRequestError(f"{part}: metadata is text, not {wanted.metadata!r}")
@@ -378,7 +385,7 @@ def checked(offsets: Mapping[TopicPartition, int | OffsetAndMetadata]) -> dict[T
             raise InvalidRequestError(f"{part}: metadata cannot be written as UTF-8: {error}") from None
         if size > MAX_METADATA_BYTES:
             raise OffsetMetadataTooLarge(f"{part}: metadata has {size} bytes, no server takes more than a few thousand")
-        found[part] = wanted
+        found[part] = OffsetAndMetadata(offset, wanted.metadata, leader_epoch)
     return found
 
 
@@ -390,13 +397,21 @@ def as_partition(given: object) -> TopicPartition:
     """
     if isinstance(given, tuple) and len(given) == 2:
         topic, partition = given
-        if isinstance(topic, str) and _fits("partition", partition, 0):
-            return TopicPartition(topic, partition)
+        number = as_number("partition", partition)
+        if isinstance(topic, str) and number is not None and number >= 0:
+            return TopicPartition(topic, number)
     raise InvalidRequestError(f"{given!r} is not a partition such as TopicPartition('orders', 0)")
 
 
-def _fits(what: str, value: object, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= _MOST[what]
+def as_number(what: str, value: Any) -> int | None:
+    """Return a whole number, one of NumPy too, as an int; None: it is none, or too large for what it is."""
+    if isinstance(value, bool):
+        return None
+    try:
+        number = operator.index(value)
+    except TypeError:
+        return None
+    return number if number <= _MOST[what] else None
 
 
 T = TypeVar("T")

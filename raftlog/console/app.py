@@ -812,7 +812,7 @@ class Connection(H11Protocol):
         self.transport.abort()
 
     def _wait_for_request(self) -> None:
-        self._waits_since_s = time.monotonic()  # the loop's time stands still for a millisecond
+        self._waits_since_s = time.monotonic()  # the loop's own time counts whole milliseconds
         _cancel(self._no_request)
         self._no_request = self.loop.call_later(CLIENT_S, self._drop)
 

@@ -29,6 +29,15 @@ def helm() -> Path:
         pytest.skip(f"THE CHART IS NOT TESTED: {error}")
 
 
+def refusal_of(helm: Path, tmp_path: Path, values: dict[str, object]) -> str:
+    """Return why the chart does not render these values."""
+    file = tmp_path / "values.yaml"
+    file.write_text(json.dumps({"insecure": True, **values}))
+    done = tool.render(helm, "--values", str(file))
+    assert done.returncode != 0
+    return done.stderr
+
+
 def test_helm_finds_nothing_to_complain_of(helm: Path) -> None:
     for example in EXAMPLES.glob("*.yaml"):
         done = subprocess.run(
@@ -102,11 +111,7 @@ def test_the_committed_manifests_are_what_the_chart_renders(helm: Path, example:
 def test_what_would_lose_its_quorum_or_refuse_writes_is_not_rendered(
     helm: Path, tmp_path: Path, values: dict[str, object], reason: str
 ) -> None:
-    file = tmp_path / "values.yaml"
-    file.write_text(json.dumps({"insecure": True, **values}))
-    done = tool.render(helm, "--values", str(file))
-    assert done.returncode != 0
-    assert reason in done.stderr
+    assert reason in refusal_of(helm, tmp_path, values)
 
 
 @pytest.mark.parametrize(
@@ -134,11 +139,7 @@ def test_what_would_lose_its_quorum_or_refuse_writes_is_not_rendered(
 def test_a_key_or_value_that_the_servers_would_refuse_is_not_rendered(
     helm: Path, tmp_path: Path, values: dict[str, object], reason: str
 ) -> None:
-    file = tmp_path / "values.yaml"
-    file.write_text(json.dumps({"insecure": True, **values}))
-    done = tool.render(helm, "--values", str(file))
-    assert done.returncode != 0
-    assert reason in done.stderr
+    assert reason in refusal_of(helm, tmp_path, values)
 
 
 @pytest.mark.parametrize("release", ["logs.prod", "2logs"])

@@ -11,11 +11,13 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 from raftlog import Consumer, OffsetAndMetadata, Producer, RebalanceListener, Record, TopicPartition, aio
 from raftlog._client import connections as client_connections
 from raftlog._client import group_consumer
+from raftlog._client.groups import checked
 from raftlog._core import membership
 from raftlog.errors import (
     AuthenticationFailed,
@@ -1051,3 +1053,14 @@ class TestArguments:
 
 def test_listeners_need_no_override() -> None:
     assert RebalanceListener().on_partitions_lost([ZERO]) is None
+
+
+def test_offsets_of_a_data_frame_are_committed_as_numbers() -> None:
+    """NumPy's numbers are no `int`; what is no whole number, or too large, is refused."""
+    part = TopicPartition("t", np.int64(1))  # type: ignore[arg-type] # as a program may have it
+    found = checked({part: np.int64(5)})  # type: ignore[dict-item]
+    assert found == {TopicPartition("t", 1): OffsetAndMetadata(5)}
+    assert [type(number) for number in (*(each.partition for each in found), found[part].offset)] == [int, int]
+    for wrong in (5.0, True, None, -1, 1 << 63):
+        with pytest.raises(InvalidRequestError, match="t-1 has no offset"):
+            checked({part: wrong})  # type: ignore[dict-item]
