@@ -17,6 +17,7 @@ import contextlib
 import itertools
 import logging
 import os
+import random
 import threading
 import weakref
 from collections import OrderedDict
@@ -1995,6 +1996,11 @@ class Transactions:
 
 _TICK_S: Final = 0.05
 """How often deadlines are checked."""
+_FIRST_PARTITION: Final = random.getrandbits(16)
+"""With the process id: the partition that records without a key begin with, in each topic. Forked processes differ.
+
+The producers of a process begin with the same one, so that those with the same rhythm share messages.
+"""
 
 
 class ProducerEngine:
@@ -2177,7 +2183,12 @@ class ProducerEngine:
             self.check_open()
             queues = self.topics.get(topic)
             if queues is None:
-                queues = self.topics[topic] = TopicQueues(view, self._partitioner, idempotent=self.ids is not None)
+                queues = self.topics[topic] = TopicQueues(
+                    view,
+                    self._partitioner,
+                    idempotent=self.ids is not None,
+                    first=_FIRST_PARTITION + self._pid,
+                )
             return queues
 
     def place(

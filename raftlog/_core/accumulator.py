@@ -811,13 +811,18 @@ class TopicQueues:
     Records without a key fill a batch of the sticky partition, then the next partition becomes sticky: few large
     batches instead of many small ones (KIP-480), spread evenly. While any partition has a leader, partitions without
     one are skipped.
+
+    `first`: the number of the partition to begin with, modulo their count. Processes should begin with different ones,
+    or those that send only a record or two would all send to the same partition.
     """
 
-    def __init__(self, view: TopicView, partitioner: Partitioner | None, *, idempotent: bool = False) -> None:
+    def __init__(
+        self, view: TopicView, partitioner: Partitioner | None, *, idempotent: bool = False, first: int = 0
+    ) -> None:
         self.topic = view.name
         self.topic_id = view.topic_id
         self.queues: list[PartitionQueue] = []
-        self.sticky = 0
+        self.sticky = first % max(1, len(view.partitions))
         self._available: list[int] = []
         self._partitioner = partitioner
         self._idempotent = idempotent

@@ -51,6 +51,17 @@ def numbered(count: int) -> list[bytes]:
     return [b"%06d" % number for number in range(count)]
 
 
+def test_processes_that_send_one_record_each_spread_them_over_the_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
+    with FakeCluster() as cluster:
+        cluster.create_topic("t", 4)
+        partitions = []
+        for first in range(4):  # what differs from process to process
+            monkeypatch.setattr(produce_stream, "_FIRST_PARTITION", first)
+            with Producer(cluster.bootstrap) as producer:
+                partitions.append(producer.send("t", b"one").result(30).partition)
+        assert sorted(partitions) == [0, 1, 2, 3]
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [

@@ -487,6 +487,13 @@ def test_the_sticky_batch_grows_to_half_of_the_least_backlog_while_every_partiti
     assert limit(one) == STICKY_GROWTH * CONFIG.batch_size_bytes
 
 
+def test_the_first_sticky_partition_is_counted_among_those_there_are() -> None:
+    parts = (PartitionView(0, 1, 0), PartitionView(1, -1, 0), PartitionView(2, 1, 0))
+    view = TopicView("t", b"i" * 16, parts)
+    assert TopicQueues(view, None, first=3 * 7 + 2).sticky_turns(3) == [2, 0, 2]
+    assert TopicQueues(view, None, first=1).sticky_turns(3) == [2, 0, 2], "partition 1 has no leader"
+
+
 def test_nothing_is_sent_that_would_make_the_broker_forget_what_is_not_answered() -> None:
     """Answers may come in any order; the broker remembers the last five batches, not those without an answer."""
     _, queue, batches = queue_with(*[1] * 8)
