@@ -98,6 +98,33 @@ def principals(value: Value) -> str | None:
     return None
 
 
+def limits_of_users(text: str) -> dict[str, int]:
+    """Return the limit of each principal in `User:NAME:LIMIT;User:NAME:LIMIT`. A name may have colons and commas.
+
+    Raises:
+        ValueError: some part is not of this form.
+    """
+    limits = {}
+    for each in filter(None, map(str.strip, text.split(";"))):
+        principal, _, limit = each.rpartition(":")
+        if not principal.startswith(USER_PREFIX) or principal == USER_PREFIX:
+            raise ValueError(f"{each[:60]!r} is not User:NAME:LIMIT, such as User:alice:50000")
+        if not limit.isascii() or not limit.isdecimal() or len(limit) > 9:
+            raise ValueError(f"{each[:60]!r} does not end in a limit, such as User:alice:50000")
+        if principal in limits:
+            raise ValueError(f"{principal[:60]!r} has two limits")
+        limits[principal] = int(limit)
+    return limits
+
+
+def user_overrides(value: Value) -> str | None:
+    try:
+        limits_of_users(str(value))
+    except ValueError as error:
+        return str(error)
+    return None
+
+
 EXPORTERS: Final = ("none", "otlp", "console")
 
 

@@ -26,10 +26,12 @@ from broker.config.checks import (
     collector,
     connection_overrides,
     inter_node_protocol,
+    limits_of_users,
     mapping_rules,
     no_auto_create,
     principals,
     some_role,
+    user_overrides,
     warnings_of,
 )
 from broker.config.endpoints import (
@@ -286,6 +288,14 @@ class BrokerConfig(Settings):
         own=True,
         doc="Most partitions of the topics that one user has made, in the cluster; more are refused. A user with Alter "
         "on the cluster has no limit, and neither has User:ANONYMOUS. Topics count from metadata.version 11 on.",
+    )
+    max_partitions_per_user_overrides = text(
+        "",
+        limits_of_users,
+        check=user_overrides,
+        own=True,
+        doc="For single users, the value in place of max.partitions.per.user, with semicolons between: "
+        "User:alice:50000;User:bob:100.",
     )
     min_segment_bytes = size_bytes(
         MIB,

@@ -81,6 +81,9 @@ class ServerKeywords(TypedDict, total=False):
     max_partitions_per_user: int
     """Most partitions of the topics that one user has made, in the cluster; more are refused. A user with Alter on the
     cluster has no limit, and neither has User:ANONYMOUS. Topics count from metadata.version 11 on."""
+    max_partitions_per_user_overrides: str
+    """For single users, the value in place of max.partitions.per.user, with semicolons between:
+    User:alice:50000;User:bob:100."""
     min_segment_bytes: int | str
     """The smallest segment.bytes that a topic, or a default of all topics, may be given. Smaller values from before, or
     of this file, count as this one. Each segment has four files; very small ones take more of the disk, and of the

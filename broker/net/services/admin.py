@@ -620,7 +620,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             return
         topics = self._metadata.image.topics.values()
         present = sum(len(each.partitions) for each in topics if each.user == user) + self._under_way_of[user]
-        limit = self._config.max_partitions_per_user
+        limit = self._config.max_partitions_per_user_overrides.get(user, self._config.max_partitions_per_user)
         if present + added > limit:
             raise PolicyViolation(
                 f"topic {topic[:249]!r} would bring {user} from {present} to {present + added} partitions of topics "

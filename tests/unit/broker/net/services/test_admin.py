@@ -188,6 +188,22 @@ def test_the_topics_of_a_user_have_no_more_partitions_than_max_partitions_per_us
     run(work, {"max.partitions.per.user": 10})
 
 
+def test_a_user_may_have_another_limit_of_partitions_than_others() -> None:
+    async def work(cluster: Cluster) -> None:
+        await upgraded(cluster)
+        alice, bob, carol = (Tenant(cluster, f"User:{name}") for name in ("alice", "CN=bob,O=b:c", "carol"))
+        assert (await alice.create("a", 20)).code == common_pb2.NONE
+        error = await alice.create("b", 1)
+        assert error.code == common_pb2.POLICY_VIOLATION
+        assert "max.partitions.per.user=20" in error.message
+        assert (await bob.create("c", 1)).code == common_pb2.POLICY_VIOLATION
+        assert (await carol.create("d", 11)).code == common_pb2.POLICY_VIOLATION
+        assert (await carol.create("d", 10)).code == common_pb2.NONE
+
+    overrides = "User:alice:20; User:CN=bob,O=b:c:0"
+    run(work, {"max.partitions.per.user": 10, "max.partitions.per.user.overrides": overrides})
+
+
 def test_concurrent_calls_do_not_each_get_the_partitions_that_are_left() -> None:
     async def work(cluster: Cluster) -> None:
         await upgraded(cluster)
