@@ -222,23 +222,29 @@ def _serve(control: socket.socket, run: Callable[[], NoReturn]) -> None:
                     arguments, environment, cwd, modules = json.load(file)
                 _import(modules)
                 parent = os.getpid()
+                tied, ties = os.pipe()
                 try:
                     pid = os.fork()
                 except OSError:
+                    os.close(ties)
                     status.send(_INT.pack(_PROBLEM))
                     status.close()
                 else:
                     if pid == 0:
+                        os.close(tied)
                         for pidfd, (_, other) in running.items():
                             os.close(pidfd)
                             other.close()
                         for each in (status, selector, control):
                             each.close()
-                        _become_server(parent, arguments, environment, cwd, output, run)
+                        _become_server(parent, ties, arguments, environment, cwd, output, run)
+                    os.close(ties)
+                    os.read(tied, 1)  # until it ends with this process: nobody may pause it before that
                     pidfd = os.pidfd_open(pid)
                     running[pidfd] = pid, status
                     selector.register(pidfd, selectors.EVENT_READ)
                     socket.send_fds(status, [_INT.pack(pid)], [pidfd])
+                os.close(tied)
                 os.close(output)
 
 
@@ -252,22 +258,24 @@ def _import(modules: Sequence[str]) -> None:
 
 def _become_server(
     parent: int,
+    ties: int,
     arguments: Sequence[str],
     environment: Mapping[str, str],
     cwd: str,
     output: int,
     run: Callable[[], NoReturn],
 ) -> NoReturn:
-    """Turn this process, which has just been forked, into a server."""
+    """Turn this process, which has just been forked, into a server. `ties`: closed once it ends with its parent."""
     try:
         os.dup2(output, 1)
         os.dup2(output, 2)
         os.close(output)
+        die_with(parent)
+        os.close(ties)
         os.setpgid(0, 0)
         os.environ.clear()
         os.environ.update(environment)
         os.chdir(cwd)
-        die_with(parent)
         sys.argv = ["broker", *arguments]
         run()
     except BaseException:

@@ -25,6 +25,15 @@ PROGRAM = """
 import json, os, signal, sys, time
 print("imported by", os.getpid(), flush=True)
 
+if "TIED_LATE" in os.environ:
+    from raftlog.testing import dependent_process
+    die_with = dependent_process.die_with
+    def die_with_late(parent):
+        time.sleep(0.5)
+        die_with(parent)
+        print("tied", flush=True)
+    dependent_process.die_with = die_with_late
+
 def run():
     what = sys.argv[1]
     if what == "tell":
@@ -131,6 +140,17 @@ def test_servers_end_with_their_fork_server_and_no_more_are_started(
     until(lambda: is_gone(first.pid), "the server has ended", within_s=60)
     with pytest.raises(ForkFailed):
         started(fork_server, tmp_path / "log", "sleep")
+
+
+def test_a_server_ends_with_its_fork_server_as_soon_as_it_is_known(environment: dict[str, str], tmp_path: Path) -> None:
+    """One that is paused before that would stay for ever."""
+    fork_server = ForkServer(environment | {"TIED_LATE": "yes"})
+    try:
+        log = tmp_path / "log"
+        started(fork_server, log, "sleep")
+        assert "tied\n" in log.read_text()
+    finally:
+        fork_server.close()
 
 
 @pytest.mark.parametrize("paused", [False, True])
