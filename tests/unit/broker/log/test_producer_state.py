@@ -526,14 +526,14 @@ def test_one_at_every_roll_and_one_at_the_end_and_few_are_kept() -> None:
 
 def test_clean_restarts_leave_few() -> None:
     driver = LogDriver()
-    for count in range(1, 9):
+    for restarts in range(8):
         driver.open()
         driver.check()
         driver.checkpoint()
         assert len(snapshots(driver)) <= 3
         driver.append()
         driver.close()
-        assert snapshots(driver)[-1] == count, "the stop must write a snapshot"
+        assert snapshots(driver)[-1] == restarts + 1, "the stop must write a snapshot"
     driver.crash(Random(0))
     assert driver.end == 8
 
