@@ -30,7 +30,7 @@ before retention removes them (KIP-360):
     append            the batch is noted in memory, under `_lock`
     roll              the state is frozen; the next flush writes it
     flush             a snapshot is written after `SNAPSHOT_INTERVAL_BYTES` of new log
-    checkpoint        likewise, and before detached segments go
+    checkpoint        likewise, and before detached segments go; superfluous snapshots of clean stops are removed
     clean stop        a snapshot is written, so that the next start reads no log for it
     truncation        the state is rebuilt from a lower snapshot and the batches after it; higher snapshots are removed
 
@@ -1116,9 +1116,15 @@ class PartitionLog:
         with self._storing:
             self._check_open()
             many = self._snapshot_bytes >= SNAPSHOT_INTERVAL_BYTES
-            if not closing and (many or self._snapshot_due is not None or self._detached):
+            has_spare = not closing and self._snapshots.has_spare  # clean stops have left them
+            if not closing and (many or self._snapshot_due is not None or self._detached or has_spare):
                 with self.judging("reading a producer snapshot"):
                     self._snapshots.verify(self.producers.limits)
+            if has_spare:
+                with self._file_lock:
+                    self._check_open()
+                    with self.judging("removing a producer snapshot"):
+                        self._snapshots.remove_spare(self.high_watermark)
             with self._lock:
                 due = self._snapshot_due
                 leaves = self._detached[-1].next_offset if self._detached else 0

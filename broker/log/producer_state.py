@@ -916,8 +916,9 @@ def rebuild_producers(
 class SnapshotFiles:
     """The producer snapshots of one log on its disk.
 
-    `offsets` and `newest_durable` change under `lock`, the log's own. The caller runs one of `verify`, `write` and
-    `place` at a time, and one of `place`, `cut` and `remove_gone`. Methods that touch files raise OSError.
+    `offsets` and `newest_durable` change under `lock`, the log's own. The caller runs one of `verify`, `write`, `place`
+    and `remove_spare` at a time, and one of `place`, `remove_spare`, `cut` and `remove_gone`. Methods that touch files
+    raise OSError.
     """
 
     def __init__(
@@ -972,23 +973,31 @@ class SnapshotFiles:
                 aside.datasync()
 
     def place(self, offset: int, high_watermark: int, *, durably: bool) -> None:
-        """Give a snapshot its name, and remove those that are superfluous then.
-
-        The newest ones stay, and the newest below the high watermark, which is never truncated. All stay while some
-        are unsure.
-        """
+        """Give a snapshot its name, and remove those that are superfluous then. All stay while some are unsure."""
         self._storage.rename(self._path(offset) + TEMPORARY_SUFFIX, self._path(offset))
         if durably:
             self._storage.sync_dir(self._directory)
         with self._lock:
             self.offsets = sorted({*self.offsets, offset})
             self.newest_durable = max(self.newest_durable, offset)
+        if not self._unsure:
+            self.remove_spare(high_watermark)
+
+    @property
+    def has_spare(self) -> bool:
+        """Whether some are superfluous: of those that are needed there are not so many."""
+        with self._lock:
+            return len(self.offsets) > KEPT_SNAPSHOTS + 1
+
+    def remove_spare(self, high_watermark: int) -> None:
+        """Remove all but the newest ones, and the newest below the high watermark, which is never truncated."""
+        assert not self._unsure, "the ones to keep are known to be good"
+        with self._lock:
             committed = [kept for kept in self.offsets if kept <= high_watermark]
             spare = [old for old in self.offsets[:-KEPT_SNAPSHOTS] if old not in committed[-1:]]
-        if not self._unsure:
-            for old in spare:
-                self._storage.remove(self._path(old))
-            self._drop(spare)
+        for old in spare:
+            self._storage.remove(self._path(old))
+        self._drop(spare)
 
     def cut(self, offset: int) -> None:
         """Forget the snapshots above `offset`, all if that is 0; the caller holds the lock."""

@@ -79,6 +79,7 @@ EVENTS: Final[Mapping[str, str]] = MappingProxyType(
         "broker_unfenced": "The active controller puts a broker back into service.",
         "preferred_election": "The active controller moves leaderships back to the first replicas.",
         "raft_campaign": "This voter stands for election.",
+        "metadata_disk_full": "This voter cannot stand for election: the disk of its metadata is full.",
         "raft_leader_gained": "This voter was elected.",
         "raft_leader_lost": "This voter no longer leads.",
         "raft_membership_changed": "This voter may vote, or has to catch up before it may.",

@@ -58,6 +58,7 @@ class Elections:
         self._asked_until_s = -math.inf
         """Until when a leader's request to campaign at once is valid."""
         self._said_last_term = False
+        self._said_full = False
 
     # The leader
 
@@ -97,7 +98,7 @@ class Elections:
         consensus = self._consensus
         if consensus.role == LEADER or consensus.election_deadline_s >= now_s:
             return
-        may = self._guard.may_vote and self._wal.has_room(CAMPAIGN_ROOM_BYTES) and self._has_terms_left()
+        may = self._guard.may_vote and self._has_room() and self._has_terms_left()
         if consensus.transfer_in_progress and not (may and self.connected and now_s <= self._asked_until_s):
             # Nothing comes of it, and PySyncObj would find it due in every tick from now on.
             consensus.forget_transfer()
@@ -115,6 +116,16 @@ class Elections:
                 extra={"event": "raft_campaign", "term": consensus.term + 1},
             )
         self._elected_beforehand = False
+
+    def _has_room(self) -> bool:
+        has_room = self._wal.has_room(CAMPAIGN_ROOM_BYTES)
+        if not has_room and not self._said_full:
+            logger.warning(
+                "no space is left in the metadata directory: this node cannot campaign; make room",
+                extra={"event": "metadata_disk_full"},
+            )
+        self._said_full = not has_room
+        return has_room
 
     def _has_terms_left(self) -> bool:
         if self._consensus.term < messages.MAX_TERM:

@@ -524,6 +524,39 @@ def test_one_at_every_roll_and_one_at_the_end_and_few_are_kept() -> None:
     assert snapshots(driver) == [bases[-1], driver.end]
 
 
+def test_clean_restarts_leave_few() -> None:
+    driver = LogDriver()
+    for restarts in range(8):
+        driver.open()
+        driver.check()
+        driver.checkpoint()
+        assert len(snapshots(driver)) <= 3
+        driver.append()
+        driver.close()
+        assert snapshots(driver)[-1] == restarts + 1, "the stop must write a snapshot"
+    driver.crash(Random(0))
+    assert driver.end == 8
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_of_the_snapshots_of_clean_stops_a_usable_one_survives_a_power_loss(seed: int) -> None:
+    driver = LogDriver(config=LogConfig(segment_bytes=6_000))
+    driver.open()
+    for _ in range(9):
+        driver.append(value_bytes=2_500)
+    driver.flush()
+    driver.delete_records(driver.log.segments[-1].base_offset)
+    driver.checkpoint()  # the other segments are gone, so only snapshots know of their producers
+    for _ in range(5):
+        driver.append(value_bytes=0)
+        driver.close()
+        driver.open()
+        driver.log.high_watermark = driver.end
+    driver.checkpoint()
+    assert len(snapshots(driver)) <= 3
+    driver.crash(Random(seed))
+
+
 def test_one_after_so_many_bytes() -> None:
     driver = lived(1)
     driver.log._snapshot_bytes = SNAPSHOT_INTERVAL_BYTES

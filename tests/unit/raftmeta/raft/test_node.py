@@ -293,6 +293,17 @@ def test_a_follower_without_room_acknowledges_nothing_and_does_not_campaign() ->
         assert cluster.run(5, lambda: cluster.leader() is not None)
 
 
+def test_a_node_that_does_not_campaign_for_want_of_room_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    with raft_cluster() as cluster:
+        cluster.elect(1)
+        cluster.isolate(2)
+        cluster.run(5)
+        assert "cannot campaign" not in caplog.text
+        fill(cluster, 2)
+        cluster.run(5)
+        assert caplog.text.count("cannot campaign") == 1, "many elections were due, and one line is enough"
+
+
 def test_one_voter_refuses_without_room_and_goes_on_when_there_is_some() -> None:
     with raft_cluster(1) as cluster:
         cluster.run(0.5)
