@@ -185,6 +185,65 @@ def test_the_first_records_of_a_new_partition_that_expire_before_they_are_read_a
     assert spans(stream(failOnDataLoss=False).partitions(start, end))[-1] == ("t", 2, 3, 7)
 
 
+@pytest.fixture
+def behind(cluster: type[Cluster], monkeypatch: pytest.MonkeyPatch) -> Callable[[Topic | None], None]:
+    """Have brokers that lag behind answer all questions but the fresh ones, which come later."""
+    topics = Cluster.topics
+
+    def answer_with(earlier: Topic | None) -> None:
+        now = cluster.topics_now["t"]
+
+        def asked(self: Cluster, *arguments: Any, fresh: bool = False, **named: Any) -> Any:
+            if fresh:
+                cluster.topics_now["t"] = now
+            return topics(self, *arguments, fresh=fresh, **named)
+
+        monkeypatch.setattr(Cluster, "topics", asked)
+        if earlier is None:
+            del cluster.topics_now["t"]
+        else:
+            cluster.topics_now["t"] = earlier
+
+    return answer_with
+
+
+def test_a_new_partition_of_a_repeated_batch_is_read_although_not_every_broker_knows_it(
+    behind: Callable[[Topic | None], None],
+) -> None:
+    """Else its records would be lost without a word: the checkpoint says that the batch has read them."""
+    behind(Topic(b"\1", [(0, 100)]))
+    made = stream(failOnDataLoss=False)
+    assert spans(made.partitions(offsets(100), offsets(100, 50))) == [("t", 1, 0, 50)]
+
+
+def test_a_new_partition_of_a_repeated_batch_that_is_gone_is_a_loss(cluster: type[Cluster]) -> None:
+    cluster.topics_now["t"].bounds.pop()
+    with pytest.raises(DataLoss, match="partitions are gone: t-1"):
+        stream().partitions(offsets(100), offsets(100, 50))
+    assert stream(failOnDataLoss=False).partitions(offsets(100), offsets(100, 50)) == []
+
+
+@pytest.mark.parametrize("earlier", [None, Topic(b"\1", [(0, 100)]), Topic(b"\0", [(0, 100), (0, 100)])])
+def test_nothing_is_taken_for_lost_because_a_broker_lags_behind(
+    behind: Callable[[Topic | None], None], earlier: Topic | None
+) -> None:
+    behind(earlier)
+    start = offsets(100, 50)
+    assert stream().latestOffset(start, ALL) is start
+
+
+def test_available_now_keeps_the_place_in_partitions_that_its_first_look_did_not_find(
+    cluster: type[Cluster],
+) -> None:
+    cluster.topics_now["t"].bounds = [(0, 200)]
+    made = stream()
+    made.prepareForTriggerAvailableNow()
+    cluster.topics_now["t"].bounds = [(0, 200), (0, 90)]
+    end = made.latestOffset(offsets(100, 50), ALL)
+    assert end == offsets(200, 50)
+    assert made.latestOffset(end, ALL) is end
+
+
 def test_available_now_reads_up_to_where_it_began(cluster: type[Cluster]) -> None:
     made = stream(minOffsetsPerTrigger=1000)
     made.prepareForTriggerAvailableNow()
