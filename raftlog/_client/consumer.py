@@ -66,7 +66,7 @@ from raftlog.errors import (
 from raftlog.format.aborted import AbortedRanges
 from raftlog.format.wire import Frame, decode_fetch
 from raftlog.types import TopicPartition
-from raftlog.v1 import common_pb2, log_pb2
+from raftlog.v1 import log_pb2
 
 logger = logging.getLogger(__name__)
 
@@ -214,7 +214,7 @@ class FetchSession:
                 self.give_back(size)  # stale: the position has changed
             elif frame.head.HasField("error") and frame.head.error.code:
                 del self.subscriptions[frame.head.subscription_id]
-                self._engine.refused(state, frame.head.error)
+                self._engine.refused(state, frame.head)
                 self.give_back(size)
             elif frame.head.HasField("preferred_read_replica"):
                 del self.subscriptions[frame.head.subscription_id]
@@ -861,8 +861,9 @@ class ConsumerEngine:
                 self.metadata.request_refresh()
         self.request_sync()
 
-    def refused(self, state: PartitionState, wire_error: common_pb2.Error) -> None:
+    def refused(self, state: PartitionState, head: log_pb2.FetchFrame) -> None:
         """The broker has ended a subscription with an error: start over, retry after a pause, or fail."""
+        wire_error = head.error
         error = from_wire(wire_error)
         topic_partition = state.topic_partition
         text = self._named(state, error)
@@ -878,6 +879,12 @@ class ConsumerEngine:
             elif isinstance(error, OffsetOutOfRange) and not unread:
                 if self.options.auto_offset_reset == "none":
                     self._fail(state, OffsetOutOfRange(f"{text}; seek to an offset that exists"))
+                elif head.HasField("diverging_offset") and state.position is not None:
+                    # The records from there on are new to the application, and it has read those before.
+                    offset = min(state.position, head.diverging_offset)
+                    logger.warning("%s; continuing at offset %d", text, offset)
+                    state.place(offset)
+                    state.high_watermark = -1  # it may be lower now
                 else:
                     logger.warning("%s; starting over at the %s", text, self.options.auto_offset_reset)
                     state.unplace(self.options.auto_offset_reset)

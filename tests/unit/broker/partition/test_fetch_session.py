@@ -746,6 +746,7 @@ async def test_a_reader_of_truncated_records_hears_where_the_logs_part(tmp_path:
             ((frame,),) = writer.written
             assert frame.head.error.code == common_pb2.OFFSET_OUT_OF_RANGE
             assert "epoch 3 up to offset 2" in frame.head.error.message
+            assert frame.head.diverging_offset == 2
         async with reading(parts, offset=2, last_fetched_epoch=3) as writer:
             ((frame,),) = writer.written
             assert not frame.head.HasField("error")
