@@ -397,6 +397,13 @@ def prepare(
     return sized
 
 
+def highest_partition(given: Sized) -> int:
+    """Return the highest partition that a row names; -1: none does."""
+    named = (rows.partition for rows, _ in given if rows.partition is not None)
+    highest = (pc.max(partition).as_py() for partition in named)
+    return max((partition for partition in highest if partition is not None), default=-1)
+
+
 def pieces_of(given: Sized, queues: TopicQueues, limit_bytes: int) -> Iterator[Piece]:
     """Yield the rows as pieces of at most `limit_bytes`, and at most `MAX_RECORDS`, in the order of each partition.
 
