@@ -49,6 +49,22 @@ class DataLoss(RuntimeError):
     """Records that the query should read are gone."""
 
 
+class _Again:
+    """Tries with pauses: at least one, and further ones while the pauses of `_TRIES` are not over."""
+
+    def __init__(self) -> None:
+        self._until_s = 0.0
+
+    def pause(self) -> bool:
+        """Pause before the next try; return False if there is none."""
+        now_s = time.monotonic()
+        if self._until_s and now_s >= self._until_s:
+            return False
+        self._until_s = self._until_s or now_s + (_TRIES - 1) * _AGAIN_S
+        time.sleep(_AGAIN_S)
+        return True
+
+
 class Planner:
     """Asks the cluster for partitions and offsets. A source creates it when first needed, and never pickles it."""
 
@@ -126,12 +142,12 @@ class Planner:
         """Return the earliest or latest offsets of partitions, together with the ids of exactly these topics."""
         while True:
             ids = {part.topic: topic_id for part, topic_id in partitions.items()}
-            found = self._find(dict.fromkeys(partitions, which))
+            found = self._find_existing(dict.fromkeys(partitions, which))
             changed = {topic for topic, known in ids.items() if self._id_of(topic) != known}
             if not changed:
                 return Offsets({part: found[part] for part in partitions}, ids)
             logger.info(
-                "topics were deleted and created again during the look-up of their offsets: %s",
+                "topics were deleted, or deleted and created again, during the look-up of their offsets: %s",
                 ", ".join(sorted(changed)),
             )
             partitions = self.partitions(fresh=True)
@@ -145,11 +161,23 @@ class Planner:
         found = self._reader.find(wanted) if wanted else {}
         return {part: answer.offset for part, answer in found.items() if answer is not None}
 
+    def _find_existing(self, wanted: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """As `_find`, but leave out partitions that were deleted since the client's last look at the cluster."""
+        from raftlog.errors import UnknownTopicOrPartition
+
+        try:
+            return self._find(wanted)
+        except UnknownTopicOrPartition:
+            there = self.partitions(fresh=True)
+            if wanted.keys() <= there.keys():
+                raise
+            return self._find({part: at for part, at in wanted.items() if part in there})
+
     def earliest(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """Return the first offsets of the partitions that exist."""
         wanted = list(partitions)
         there = self.partitions() if wanted else {}
-        return self._find(dict.fromkeys([part for part in wanted if part in there], _EARLIEST))
+        return self._find_existing(dict.fromkeys([part for part in wanted if part in there], _EARLIEST))
 
     def start(self) -> tuple[Offsets, bool]:
         """Return the start of the query, and whether a later call returns the same: not with `latest`.
@@ -227,10 +255,8 @@ class Planner:
 
     def _with_all(self, start: Offsets, now: Offsets) -> Offsets:
         """Return `now`, asked for again while it lacks partitions of `start`: the broker that answered may lag."""
-        for _ in range(_TRIES - 1):
-            if start.positions.keys() <= now.positions.keys() and not _made_again(start, now):
-                break
-            time.sleep(_AGAIN_S)
+        again = _Again()
+        while (start.positions.keys() - now.positions.keys() or _made_again(start, now)) and again.pause():
             now = self.ends(fresh=True)
         return now
 
@@ -246,10 +272,8 @@ class Planner:
         """
         wanted = set(new)
         found = self.earliest(wanted)
-        for _ in range(_TRIES - 1):
-            if found.keys() == wanted:
-                break
-            time.sleep(_AGAIN_S)  # the broker that answered may lag
+        again = _Again()
+        while found.keys() != wanted and again.pause():  # the broker that answered may lag
             self.partitions(fresh=True)
             found = self.earliest(wanted)
         self._lose_gone(wanted - found.keys())
@@ -265,7 +289,7 @@ class Planner:
                 return now
             if tries_left:  # a new leader may not yet know the end
                 time.sleep(_AGAIN_S)
-                again = self._find(dict.fromkeys(shorter, _LATEST))
+                again = self._find_existing(dict.fromkeys(shorter, _LATEST))
                 now = Offsets({**now.positions, **again}, now.topic_ids)
         for part in sorted(shorter):
             self.lose(

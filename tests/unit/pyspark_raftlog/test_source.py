@@ -308,6 +308,51 @@ def test_what_is_lost_ends_the_query_unless_told_otherwise(
     assert made.latestOffset(end, ALL) is end
 
 
+@pytest.mark.parametrize("lenient", [False, True])
+def test_a_topic_that_goes_away_during_the_query_is_lost_as_between_two_runs(
+    cluster: type[Cluster], monkeypatch: pytest.MonkeyPatch, lenient: bool
+) -> None:
+    """The client's metadata still names it, and its leader refuses the look-up."""
+    cluster.topics_now["u"] = Topic(b"\2", [(0, 3)])
+    made = stream(subscribe="t,u", failOnDataLoss=not lenient)
+    start = made.latestOffset(made.initialOffset(), ALL)
+    topics, find = Cluster.topics, Cluster.find
+    deleted = {"u"}
+
+    def asked(self: Cluster, *arguments: Any, fresh: bool = False, **named: Any) -> Any:
+        for name in deleted if fresh else ():
+            cluster.topics_now.pop(name, None)
+        return topics(self, *arguments, fresh=fresh, **named)
+
+    def looked_up(self: Cluster, wanted: Mapping[TopicPartition, int]) -> Any:
+        for part in wanted:
+            if part.topic in deleted:
+                raise UnknownTopicOrPartition(f"{part} does not exist")
+        return find(self, wanted)
+
+    monkeypatch.setattr(Cluster, "topics", asked)
+    monkeypatch.setattr(Cluster, "find", looked_up)
+    if lenient:
+        assert made.latestOffset(start, ALL) == offsets(100, 50)
+    else:
+        with pytest.raises(DataLoss, match="partitions are gone: u-0"):
+            made.latestOffset(start, ALL)
+
+
+def test_a_look_up_that_is_refused_for_good_ends_the_query(
+    cluster: type[Cluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = stream(failOnDataLoss=False)
+    start = made.initialOffset()
+
+    def refused(self: Cluster, wanted: Mapping[TopicPartition, int]) -> Any:
+        raise UnknownTopicOrPartition("t-0 does not exist")
+
+    monkeypatch.setattr(Cluster, "find", refused)
+    with pytest.raises(UnknownTopicOrPartition):
+        made.latestOffset(start, ALL)
+
+
 def test_a_leader_that_does_not_know_its_end_yet_is_asked_again(cluster: type[Cluster]) -> None:
     cluster.topics_now["t"].bounds = [(0, 90), (0, 50)]
 
