@@ -27,7 +27,7 @@ from raftlog._core.arguments import (
     as_topic,
     converted,
 )
-from raftlog._core.rows import Piece, pieces_of, prepare
+from raftlog._core.rows import Piece, highest_partition, pieces_of, prepare
 from raftlog._core.transaction_state import TransactionPhase
 from raftlog._delivery import BatchDelivery, Deadline, Delivery, wait_all
 from raftlog.errors import (
@@ -342,7 +342,7 @@ class Producer(Client[ProducerEngine], Generic[K, V]):
         if partition is not None:
             as_partition(partition)
         size = engine.accumulator.check_size(value, key, pairs)
-        queues = self._queues(topic)
+        queues = self._queues(topic, -1 if partition is None else partition)
         deadline: Deadline | None = None
         while True:
             with self._lock:
@@ -363,12 +363,13 @@ class Producer(Client[ProducerEngine], Generic[K, V]):
                 engine.after_place(full)
             return Delivery(batch, index)
 
-    def _queues(self, topic: str) -> TopicQueues:
+    def _queues(self, topic: str, partition: int = -1) -> TopicQueues:
+        """Return the queues of a topic; ask the cluster if the topic, or the partition, is not known."""
         queues = self._engine.topics.get(topic)
-        if queues is None:
+        if queues is None or partition >= queues.partition_count:
             as_topic(topic)
             self._engine.check_open()
-            queues = self._thread.run(self._engine.load_topic(topic))
+            queues = self._thread.run(self._engine.load_topic(topic, fresh=queues is not None))
         return queues
 
     def send_batch(
@@ -423,7 +424,7 @@ class Producer(Client[ProducerEngine], Generic[K, V]):
         engine, now_ms = self._engine, _time_ns() // 1_000_000
         more, traceparent = (sending.headers, sending.traceparent) if sending is not None else ((), None)
         given = prepare(engine.accumulator, now_ms, values, key, partition, headers, timestamp_ms, more)
-        queues = self._queues(topic)
+        queues = self._queues(topic, highest_partition(given))
         pieces = pieces_of(given, queues, engine.slice_limit_bytes())
         batches = [self._send_piece(queues, piece, traceparent) for piece in pieces]
         if sending is not None:

@@ -69,7 +69,7 @@ from broker.log.recovery import Cleaned
 from broker.log.segment import BEFORE_ALL_TIME_MS, OpenSegment, Segment, SegmentIndex
 from broker.log.storage import File
 from raftlog._core.security.acls import INTERNAL_PREFIX
-from raftlog.errors import CorruptRecordError, RaftlogError
+from raftlog.errors import CorruptRecordError, OffsetOutOfRange, RaftlogError
 from raftlog.format import HEADER_BYTES, BatchHeader, Buffer, parse_header
 from raftlog.format.aborted import AbortedRanges
 from raftlog.format.control import Marker, placed_markers
@@ -248,7 +248,10 @@ class _Cleaning:
     def _pieces(self, segment: Segment, file: File, from_offset: int = 0) -> Iterator[tuple[list[SourceBatch], int]]:
         """Yield the batches of a segment that end above `from_offset`, in pieces, with the bytes read for each."""
         position, expected, size = 0, segment.base_offset, segment.size
-        aborted = AbortedRanges(self._log.aborted_transactions(segment.base_offset, segment.next_offset))
+        try:
+            aborted = AbortedRanges(self._log.aborted_transactions(segment.base_offset, segment.next_offset))
+        except OffsetOutOfRange as error:
+            raise CleaningAbandoned(str(error)) from error
         wanted = 0
         while position < size:
             data = memoryview(_read(self._log, file, max(wanted, min(self._piece_bytes, size - position)), position))

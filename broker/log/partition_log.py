@@ -743,13 +743,21 @@ class PartitionLog:
         transaction was aborted.
 
         Raises:
+            OffsetOutOfRange: the segment of `first_offset` was removed, perhaps after the caller had read its records:
+                with it went the transactions whose markers it held.
             CorruptRecordError, StorageError: as `read`.
         """
         while True:
             segments = self._segments
+            number = segments.number_of(first_offset)
+            if number < 0:
+                raise OffsetOutOfRange(
+                    f"{self.topic}-{self.partition}: offset {first_offset} has just been removed, and with it which "
+                    "transactions were aborted"
+                )
             found: list[AbortedTransaction] = []
             try:
-                for segment in islice(segments.all, max(0, segments.number_of(first_offset)), None):
+                for segment in islice(segments.all, number, None):
                     if not segment.has_txn_index:  # so no transaction is open at its end
                         if segment.next_offset >= end_offset:
                             return found

@@ -23,7 +23,7 @@ from typing import Final, TypeVar
 
 from broker.log.partition_log import ReadResult
 from broker.log.transactions import AbortedTransaction
-from broker.partition.partition import Partition
+from broker.partition.partition import Partition, RecordTruncated
 from broker.partition.produce_session import ResponseWriter
 from broker.quotas.disk_reads import DiskReads
 from broker.quotas.manager import LOOK_AGAIN_MS, QuotaManager, whole_ms
@@ -474,4 +474,6 @@ class FetchSession:
 
 
 def _refusal(subscription_id: int, error: RaftlogError) -> Frame:
-    return Frame(log_pb2.FetchFrame(subscription_id=subscription_id, error=to_wire(error)), b"")
+    diverging_offset = error.diverging_offset if isinstance(error, RecordTruncated) else None
+    head = log_pb2.FetchFrame(subscription_id=subscription_id, error=to_wire(error), diverging_offset=diverging_offset)
+    return Frame(head, b"")

@@ -108,6 +108,17 @@ class Host:
     count_replicated: Callable[[int, int], None] = lambda bytes_in, bytes_out: None
 
 
+class RecordTruncated(OffsetOutOfRange):
+    """What a reader has read was truncated in an unclean election.
+
+    `diverging_offset`: up to here the log may have what the reader has read; beyond it are other records.
+    """
+
+    def __init__(self, message: str, diverging_offset: int) -> None:
+        super().__init__(message)
+        self.diverging_offset = diverging_offset
+
+
 class PartitionDescription(NamedTuple):
     """What a leader knows of its replicas, its own first."""
 
@@ -683,8 +694,7 @@ class Partition:
         `offset`: the next one that it reads; `last_fetched_epoch`: the leader epoch of its last record, -1: unknown.
 
         Raises:
-            OffsetOutOfRange: the record was truncated; the message says where the logs part. A follower decides this
-                below its own high watermark only.
+            RecordTruncated: says where the logs part. A follower decides this below its own high watermark only.
             UnknownLeaderEpoch: a later leader, which this broker does not know of yet, gave the reader its record.
         """
         if last_fetched_epoch < 0 or offset < 0:  # nothing was read; `read` refuses invalid offsets
@@ -700,10 +710,11 @@ class Partition:
             return
         found = check_prefix(epochs, start, end, offset, last_fetched_epoch)
         if isinstance(found, Diverging):
-            raise OffsetOutOfRange(
+            raise RecordTruncated(
                 f"{self.topic_partition}: the record before offset {offset} is not the one of leader epoch "
                 f"{last_fetched_epoch} that was read: it was truncated in an unclean election; the log has epoch "
-                f"{found.leader_epoch} up to offset {found.end_offset}"
+                f"{found.leader_epoch} up to offset {found.end_offset}",
+                min(offset, found.end_offset),
             )
 
     def read(

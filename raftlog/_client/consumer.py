@@ -66,7 +66,7 @@ from raftlog.errors import (
 from raftlog.format.aborted import AbortedRanges
 from raftlog.format.wire import Frame, decode_fetch
 from raftlog.types import TopicPartition
-from raftlog.v1 import common_pb2, log_pb2
+from raftlog.v1 import log_pb2
 
 logger = logging.getLogger(__name__)
 
@@ -214,7 +214,7 @@ class FetchSession:
                 self.give_back(size)  # stale: the position has changed
             elif frame.head.HasField("error") and frame.head.error.code:
                 del self.subscriptions[frame.head.subscription_id]
-                self._engine.refused(state, frame.head.error)
+                self._engine.refused(state, frame.head)
                 self.give_back(size)
             elif frame.head.HasField("preferred_read_replica"):
                 del self.subscriptions[frame.head.subscription_id]
@@ -276,7 +276,7 @@ class ConsumerEngine:
         # Starts
         self._asking: set[PartitionState] = set()
         """Partitions whose start is being looked up."""
-        self._placing: dict[asyncio.Task[None], None] = {}
+        self._placing: dict[asyncio.Task[Any], None] = {}
         self._looked = asyncio.Event()
         """Set after every `_sync`."""
 
@@ -390,15 +390,7 @@ class ConsumerEngine:
         self.check_open()
         deadline = self._api_deadline()
         wanted = [TopicPartition(*topic_partition) for topic_partition in partitions]
-        views = {}
-        topics = dict.fromkeys(topic_partition.topic for topic_partition in wanted)
-        for topic in topics:
-            left_ms = max(0.0, deadline - self.loop.time()) * 1000
-            views[topic] = await self.metadata.topic(topic, left_ms, along=topics)
-        for topic_partition in wanted:
-            if not 0 <= topic_partition.partition < len(views[topic_partition.topic].partitions):
-                count = len(views[topic_partition.topic].partitions)
-                raise UnknownTopicOrPartition(f"{topic_partition} does not exist: the topic has {count} partitions")
+        views = await self._views_with(wanted, deadline)
         self._names = self._pattern = self._followed = None
         self.subscribed = False
         self.metadata.all_topics = False
@@ -408,6 +400,39 @@ class ConsumerEngine:
                 if topic_partition not in self.positions.states:
                     self._add(views[topic_partition.topic], topic_partition.partition, self.options.auto_offset_reset)
         await self.placed(deadline)
+
+    async def _views_with(self, wanted: list[TopicPartition], deadline: float) -> dict[str, TopicView]:
+        """Return the topics of these partitions.
+
+        A partition that is not known is asked for again, for UNKNOWN_TOPIC_GRACE_S: the topic may have got it since the
+        last look, and not every broker knows yet.
+
+        Raises:
+            UnknownTopicOrPartition, BrokerUnavailable: as `assign`.
+        """
+        topics: dict[str, list[TopicPartition]] = {}
+        for topic_partition in wanted:
+            topics.setdefault(topic_partition.topic, []).append(topic_partition)
+        views = {}
+        began_s = self.loop.time()
+        failures = 0
+        for topic, parts in topics.items():
+            while True:
+                left_ms = max(0.0, deadline - self.loop.time()) * 1000
+                view = await self.metadata.topic(topic, left_ms, fresh=failures > 0, along=topics)
+                unknown = [part for part in parts if not 0 <= part.partition < len(view.partitions)]
+                if not unknown:
+                    break
+                error = UnknownTopicOrPartition(
+                    f"{unknown[0]} does not exist: the topic has {len(view.partitions)} partitions"
+                )
+                if unknown[0].partition < 0 or self.loop.time() - began_s >= UNKNOWN_TOPIC_GRACE_S:
+                    raise error
+                if failures:
+                    await asyncio.sleep(self.options.pauses.after_ms(error, failures) / 1000)
+                failures += 1
+            views[topic] = view
+        return views
 
     async def subscribe(self, names: Iterable[str] | None, pattern: re.Pattern[str] | None) -> None:
         """Read all partitions of these topics, or of all topics that match, and follow new ones.
@@ -621,8 +646,11 @@ class ConsumerEngine:
                     ),
                 )
 
-    async def _place(self, node_id: int, states: list[PartitionState]) -> None:
-        """Ask one leader for the starts of these partitions; a slow broker delays only its own."""
+    async def _place(self, node_id: int, states: list[PartitionState]) -> list[PartitionState]:
+        """Ask one leader for the starts of these partitions; return those that now begin where the answer says.
+
+        A slow broker delays only its own partitions.
+        """
         wanted = {state.topic_partition: _RESET_TIMESTAMPS[state.reset] for state in states}
         for state in states:
             view = self.metadata.view.partition(state.topic_partition)
@@ -635,6 +663,7 @@ class ConsumerEngine:
             answers = dict.fromkeys(wanted, from_grpc(bug, f"broker {node_id}"))
         finally:
             self._asking.difference_update(states)
+        placed = []
         with self.lock:
             for state, reset, topic_id in asked_as:
                 current = self.positions.states.get(state.topic_partition) is state
@@ -649,7 +678,9 @@ class ConsumerEngine:
                     state.position = answer.offset
                     state.failures = 0
                     state.missing_since_ms = None
+                    placed.append(state)
         self.request_sync()
+        return placed
 
     def _start_refused(self, state: PartitionState, error: RaftlogError) -> None:
         """The look-up of a start has failed: retry it later, and let a poll raise errors that look permanent."""
@@ -830,8 +861,9 @@ class ConsumerEngine:
                 self.metadata.request_refresh()
         self.request_sync()
 
-    def refused(self, state: PartitionState, wire_error: common_pb2.Error) -> None:
+    def refused(self, state: PartitionState, head: log_pb2.FetchFrame) -> None:
         """The broker has ended a subscription with an error: start over, retry after a pause, or fail."""
+        wire_error = head.error
         error = from_wire(wire_error)
         topic_partition = state.topic_partition
         text = self._named(state, error)
@@ -847,6 +879,12 @@ class ConsumerEngine:
             elif isinstance(error, OffsetOutOfRange) and not unread:
                 if self.options.auto_offset_reset == "none":
                     self._fail(state, OffsetOutOfRange(f"{text}; seek to an offset that exists"))
+                elif head.HasField("diverging_offset") and state.position is not None:
+                    # The records from there on are new to the application, and it has read those before.
+                    offset = min(state.position, head.diverging_offset)
+                    logger.warning("%s; continuing at offset %d", text, offset)
+                    state.place(offset)
+                    state.high_watermark = -1  # it may be lower now
                 else:
                     logger.warning("%s; starting over at the %s", text, self.options.auto_offset_reset)
                     state.unplace(self.options.auto_offset_reset)

@@ -431,19 +431,19 @@ class GroupEngine(ConsumerEngine):
                     self.committed_offsets[part] = answer.offset
         self.request_sync()
 
-    async def _place(self, node_id: int, states: list[PartitionState]) -> None:
-        first = [state for state in states if state.reset == "latest"]
-        await super()._place(node_id, states)
+    async def _place(self, node_id: int, states: list[PartitionState]) -> list[PartitionState]:
+        placed = await super()._place(node_id, states)
         if not self.subscribed:
-            return
+            return placed
         # Commit the start: else, after a crash before the first commit, the next member would begin at a later end.
         found = {
             state.topic_partition: OffsetAndMetadata(state.position)
-            for state in first
-            if state.position is not None and self.positions.states.get(state.topic_partition) is state
+            for state in placed
+            if state.reset == "latest" and state.position is not None
             if state.topic_partition not in self.committed_offsets
         }
         self.commit(found, self.claims(found), self.options.default_api_timeout_ms)
+        return placed
 
     # Commits
 

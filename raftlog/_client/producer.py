@@ -2170,15 +2170,15 @@ class ProducerEngine:
 
     # Records become batches
 
-    async def load_topic(self, topic: str) -> TopicQueues:
-        """Return the queues of a topic; ask the cluster for a topic that is not known yet.
+    async def load_topic(self, topic: str, *, fresh: bool = False) -> TopicQueues:
+        """Return the queues of a topic; ask the cluster for a topic that is not known yet, and in any case if `fresh`.
 
         Raises:
             UnknownTopicOrPartition, BrokerUnavailable: after `max.block.ms` at most.
         """
         if self.ids is not None:
             self.ids.want()
-        view = await self.metadata.topic(topic, self.options.max_block_ms)
+        view = await self.metadata.topic(topic, self.options.max_block_ms, fresh=fresh)
         with self.lock:
             self.check_open()
             queues = self.topics.get(topic)

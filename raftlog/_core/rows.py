@@ -121,19 +121,16 @@ def _headers(column: Any) -> Any:
         entries = column.cast(_HEADERS_STRUCT)
         flat = entries.flatten()
         names, contents = flat.flatten()  # a null entry has null for both
+        lengths = np.asarray(pc.fill_null(pc.list_value_length(entries), 0), np.int32)
+        ends = np.cumsum(lengths, dtype=np.int32)
         if names.null_count:
-            lengths = pc.fill_null(pc.list_value_length(entries), 0)
-            row = np.searchsorted(np.cumsum(lengths), pc.index(names.is_null(), True).as_py(), side="right")
+            row = np.searchsorted(ends, pc.index(names.is_null(), True).as_py(), side="right")
             raise InvalidRequestError(
                 f"column 'headers': a header in row {row} has null for its name (key); give it a name, or drop it"
             )
-        offsets = entries.offsets
-        if entries.null_count:  # a null in the offsets marks a null map
-            mask = np.append(np.asarray(entries.is_null()), False)
-            offsets = pa.array(np.asarray(offsets), pa.int32(), mask=mask)
-        if entries.offset or entries.offsets[0].as_py():
-            base = entries.offsets[0].as_py()
-            offsets = pc.subtract(offsets, pa.scalar(base, pa.int32()))
+        # A null in the offsets marks a null map. `flatten` has left out what null rows hide, and so do the lengths.
+        mask = np.append(np.asarray(entries.is_null()), False) if entries.null_count else None
+        offsets = pa.array(np.append(np.int32(0), ends), pa.int32(), mask=mask)
         return pa.MapArray.from_arrays(offsets, names, contents.cast(pa.binary()))
     except (pa.ArrowException, ValueError) as error:
         raise InvalidRequestError(
@@ -398,6 +395,13 @@ def prepare(
         sized.append((rows, sizes))
         first += batch.num_rows
     return sized
+
+
+def highest_partition(given: Sized) -> int:
+    """Return the highest partition that a row names; -1: none does."""
+    named = (rows.partition for rows, _ in given if rows.partition is not None)
+    highest = (pc.max(partition).as_py() for partition in named)
+    return max((partition for partition in highest if partition is not None), default=-1)
 
 
 def pieces_of(given: Sized, queues: TopicQueues, limit_bytes: int) -> Iterator[Piece]:

@@ -26,7 +26,7 @@ from raftlog._core.arguments import (
     as_topic,
     converted,
 )
-from raftlog._core.rows import Piece, pieces_of, prepare
+from raftlog._core.rows import Piece, highest_partition, pieces_of, prepare
 from raftlog._delivery import AsyncBatchDelivery, AsyncDelivery, Deadline
 from raftlog._producer import (
     _EMPTY,
@@ -248,7 +248,7 @@ class Producer(Client[ProducerEngine], Generic[K, V]):
         if partition is not None:
             as_partition(partition)
         size = engine.accumulator.check_size(value, key, pairs)
-        queues = await self._queues(topic)
+        queues = await self._queues(topic, -1 if partition is None else partition)
         deadline: Deadline | None = None
         while True:
             with self._lock:
@@ -268,12 +268,13 @@ class Producer(Client[ProducerEngine], Generic[K, V]):
                 engine.after_place(full)
             return AsyncDelivery(batch, index)
 
-    async def _queues(self, topic: str) -> TopicQueues:
+    async def _queues(self, topic: str, partition: int = -1) -> TopicQueues:
+        """Return the queues of a topic; ask the cluster if the topic, or the partition, is not known."""
         queues = self._engine.topics.get(topic)
-        if queues is None:
+        if queues is None or partition >= queues.partition_count:
             as_topic(topic)
             self._engine.check_open()
-            queues = await self._engine.load_topic(topic)
+            queues = await self._engine.load_topic(topic, fresh=queues is not None)
         return queues
 
     async def send_batch(
@@ -321,7 +322,7 @@ class Producer(Client[ProducerEngine], Generic[K, V]):
         engine, now_ms = self._engine, _time_ns() // 1_000_000
         more, traceparent = (sending.headers, sending.traceparent) if sending is not None else ((), None)
         given = prepare(engine.accumulator, now_ms, values, key, partition, headers, timestamp_ms, more)
-        queues = await self._queues(topic)
+        queues = await self._queues(topic, highest_partition(given))
         pieces = pieces_of(given, queues, engine.slice_limit_bytes())
         batches = [await self._send_piece(queues, piece, traceparent) for piece in pieces]
         if sending is not None:

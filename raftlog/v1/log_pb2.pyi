@@ -426,6 +426,7 @@ class FetchFrame(_message.Message):
     PREFERRED_READ_REPLICA_FIELD_NUMBER: _builtins.int
     ABORTED_FIELD_NUMBER: _builtins.int
     THROTTLE_TIME_MS_FIELD_NUMBER: _builtins.int
+    DIVERGING_OFFSET_FIELD_NUMBER: _builtins.int
     subscription_id: _builtins.int
     high_watermark: _builtins.int
     last_stable_offset: _builtins.int
@@ -438,6 +439,10 @@ class FetchFrame(_message.Message):
     """Set: the broker has dropped this subscription, because this replica is in sync and nearer to the client."""
     throttle_time_ms: _builtins.int
     """In the last frame of a message: the client is over a quota, and the broker sends no records for this time."""
+    diverging_offset: _builtins.int
+    """With the error OFFSET_OUT_OF_RANGE: what the client has read before its offset was truncated in an unclean election.
+    Up to here the log may have what the client has read; beyond it are other records, which the client has not read.
+    """
     @_builtins.property
     def error(self) -> _common_pb2.Error:
         """set: the broker has dropped this subscription"""
@@ -460,13 +465,19 @@ class FetchFrame(_message.Message):
         preferred_read_replica: _builtins.int | None = ...,
         aborted: _abc.Iterable[Global___AbortedTransaction] | None = ...,
         throttle_time_ms: _builtins.int = ...,
+        diverging_offset: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_preferred_read_replica", b"_preferred_read_replica", "error", b"error", "preferred_read_replica", b"preferred_read_replica"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_diverging_offset", b"_diverging_offset", "_preferred_read_replica", b"_preferred_read_replica", "diverging_offset", b"diverging_offset", "error", b"error", "preferred_read_replica", b"preferred_read_replica"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_preferred_read_replica", b"_preferred_read_replica", "aborted", b"aborted", "error", b"error", "high_watermark", b"high_watermark", "last_stable_offset", b"last_stable_offset", "log_start_offset", b"log_start_offset", "preferred_read_replica", b"preferred_read_replica", "records", b"records", "subscription_id", b"subscription_id", "throttle_time_ms", b"throttle_time_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_diverging_offset", b"_diverging_offset", "_preferred_read_replica", b"_preferred_read_replica", "aborted", b"aborted", "diverging_offset", b"diverging_offset", "error", b"error", "high_watermark", b"high_watermark", "last_stable_offset", b"last_stable_offset", "log_start_offset", b"log_start_offset", "preferred_read_replica", b"preferred_read_replica", "records", b"records", "subscription_id", b"subscription_id", "throttle_time_ms", b"throttle_time_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__diverging_offset: _TypeAlias = _typing.Literal["diverging_offset"]  # noqa: Y015
+    _WhichOneofArgType__diverging_offset: _TypeAlias = _typing.Literal["_diverging_offset", b"_diverging_offset"]  # noqa: Y015
     _WhichOneofReturnType__preferred_read_replica: _TypeAlias = _typing.Literal["preferred_read_replica"]  # noqa: Y015
     _WhichOneofArgType__preferred_read_replica: _TypeAlias = _typing.Literal["_preferred_read_replica", b"_preferred_read_replica"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__diverging_offset) -> _WhichOneofReturnType__diverging_offset | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__preferred_read_replica) -> _WhichOneofReturnType__preferred_read_replica | None: ...
 
 Global___FetchFrame: _TypeAlias = FetchFrame  # noqa: Y015

@@ -49,6 +49,22 @@ class DataLoss(RuntimeError):
     """Records that the query should read are gone."""
 
 
+class _Again:
+    """Tries with pauses: at least one, and further ones while the pauses of `_TRIES` are not over."""
+
+    def __init__(self) -> None:
+        self._until_s = 0.0
+
+    def pause(self) -> bool:
+        """Pause before the next try; return False if there is none."""
+        now_s = time.monotonic()
+        if self._until_s and now_s >= self._until_s:
+            return False
+        self._until_s = self._until_s or now_s + (_TRIES - 1) * _AGAIN_S
+        time.sleep(_AGAIN_S)
+        return True
+
+
 class Planner:
     """Asks the cluster for partitions and offsets. A source creates it when first needed, and never pickles it."""
 
@@ -126,12 +142,12 @@ class Planner:
         """Return the earliest or latest offsets of partitions, together with the ids of exactly these topics."""
         while True:
             ids = {part.topic: topic_id for part, topic_id in partitions.items()}
-            found = self._find(dict.fromkeys(partitions, which))
+            found = self._find_existing(dict.fromkeys(partitions, which))
             changed = {topic for topic, known in ids.items() if self._id_of(topic) != known}
             if not changed:
                 return Offsets({part: found[part] for part in partitions}, ids)
             logger.info(
-                "topics were deleted and created again during the look-up of their offsets: %s",
+                "topics were deleted, or deleted and created again, during the look-up of their offsets: %s",
                 ", ".join(sorted(changed)),
             )
             partitions = self.partitions(fresh=True)
@@ -145,11 +161,23 @@ class Planner:
         found = self._reader.find(wanted) if wanted else {}
         return {part: answer.offset for part, answer in found.items() if answer is not None}
 
+    def _find_existing(self, wanted: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """As `_find`, but leave out partitions that were deleted since the client's last look at the cluster."""
+        from raftlog.errors import UnknownTopicOrPartition
+
+        try:
+            return self._find(wanted)
+        except UnknownTopicOrPartition:
+            there = self.partitions(fresh=True)
+            if wanted.keys() <= there.keys():
+                raise
+            return self._find({part: at for part, at in wanted.items() if part in there})
+
     def earliest(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """Return the first offsets of the partitions that exist."""
         wanted = list(partitions)
         there = self.partitions() if wanted else {}
-        return self._find(dict.fromkeys([part for part in wanted if part in there], _EARLIEST))
+        return self._find_existing(dict.fromkeys([part for part in wanted if part in there], _EARLIEST))
 
     def start(self) -> tuple[Offsets, bool]:
         """Return the start of the query, and whether a later call returns the same: not with `latest`.
@@ -209,14 +237,11 @@ class Planner:
             DataLoss: partitions are gone, a topic was deleted and created again, or a log has become shorter, and
                 `failOnDataLoss` is true.
         """
-        made_again = {
-            topic for topic, topic_id in start.topic_ids.items() if now.topic_ids.get(topic, topic_id) != topic_id
-        }
+        now = self._with_all(start, now)
+        made_again = _made_again(start, now)
         for topic in sorted(made_again):
             self.lose(f"topic {topic} was deleted and created again: its offsets now belong to other records")
-        gone = [part for part in start.positions if part not in now.positions and part.topic not in made_again]
-        if gone:
-            self.lose(f"partitions are gone: {', '.join(map(str, sorted(gone)))}")
+        self._lose_gone(part for part in start.positions if part not in now.positions and part.topic not in made_again)
         going_on = {
             part: position
             for part, position in start.positions.items()
@@ -224,19 +249,34 @@ class Planner:
         }
         now = self._not_shorter(going_on, now)
         new = self.first_offsets((part for part in now.positions if part not in going_on), made_again)
-        positions = {
-            part: new[part] if part in new else min(going_on[part], now.positions[part]) for part in now.positions
-        }
+        positions = new | {part: min(position, now.positions[part]) for part, position in going_on.items()}
         ends = {part: max(now.positions[part], positions[part]) for part in positions}
         return Offsets(positions, now.topic_ids), Offsets(ends, now.topic_ids)
+
+    def _with_all(self, start: Offsets, now: Offsets) -> Offsets:
+        """Return `now`, asked for again while it lacks partitions of `start`: the broker that answered may lag."""
+        again = _Again()
+        while (start.positions.keys() - now.positions.keys() or _made_again(start, now)) and again.pause():
+            now = self.ends(fresh=True)
+        return now
+
+    def _lose_gone(self, parts: Iterable[TopicPartition]) -> None:
+        if gone := sorted(parts):
+            self.lose(f"partitions are gone: {', '.join(map(str, gone))}")
 
     def first_offsets(self, new: Iterable[TopicPartition], made_again: Set[str]) -> dict[TopicPartition, int]:
         """Return the first offsets of new partitions. `made_again`: topics whose loss was reported already.
 
         Raises:
-            DataLoss: one has lost its first records, and `failOnDataLoss` is true.
+            DataLoss: one is gone or has lost its first records, and `failOnDataLoss` is true.
         """
-        found = self.earliest(new)
+        wanted = set(new)
+        found = self.earliest(wanted)
+        again = _Again()
+        while found.keys() != wanted and again.pause():  # the broker that answered may lag
+            self.partitions(fresh=True)
+            found = self.earliest(wanted)
+        self._lose_gone(wanted - found.keys())
         for part, first in sorted(found.items()):
             if first > 0 and part.topic not in made_again:
                 self.lose(f"partition {part} is new and begins at {first}, not at 0")
@@ -249,13 +289,24 @@ class Planner:
                 return now
             if tries_left:  # a new leader may not yet know the end
                 time.sleep(_AGAIN_S)
-                again = self._find(dict.fromkeys(shorter, _LATEST))
+                again = self._find_existing(dict.fromkeys(shorter, _LATEST))
                 now = Offsets({**now.positions, **again}, now.topic_ids)
         for part in sorted(shorter):
             self.lose(
                 f"{part} ends at {now.positions[part]}, but was read up to {positions[part]}: its log was truncated"
             )
         return now
+
+
+def _made_again(before: Offsets, now: Offsets) -> set[str]:
+    """Return the topics that have another id now."""
+    return {topic for topic, topic_id in before.topic_ids.items() if now.topic_ids.get(topic, topic_id) != topic_id}
+
+
+def _of_topics(offsets: Offsets, now: Offsets) -> dict[TopicPartition, int]:
+    """Return the offsets that belong to the topics of `now`, not to others that had their names."""
+    other = _made_again(offsets, now)
+    return {part: at for part, at in offsets.positions.items() if part.topic not in other}
 
 
 def _for_all(bound: Bound, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
@@ -440,31 +491,31 @@ class StreamSource(_Source, DataSourceStreamReader, SupportsTriggerAvailableNow)
             self._begun = True
             return start
         self._begun = True
-        begin, end = self._planner.carried_on(Offsets.from_json(start), self._planner.ends())
+        before = Offsets.from_json(start)
+        begin, end = self._planner.carried_on(before, self._planner.ends())
         self._seen = end.to_json()
         if self._target is not None:
-            begin, end = self._within_target(begin, end)
+            begin, end = self._within_target(before, begin, end)
         positions = dict(end.positions)
         if not isinstance(limit, ReadAllAvailable):
             if self._is_too_little(begin, end):
                 return start
             if isinstance(limit, ReadMaxRows):
                 positions = limited(begin.positions, end.positions, limit.max_rows)
-        if positions == begin.positions and begin == Offsets.from_json(start):
+        if positions == begin.positions and begin == before:
             return start
         return Offsets(positions, end.topic_ids).to_json()
 
-    def _within_target(self, begin: Offsets, end: Offsets) -> tuple[Offsets, Offsets]:
-        """Leave out records and partitions that were added since the query began."""
+    def _within_target(self, before: Offsets, begin: Offsets, end: Offsets) -> tuple[Offsets, Offsets]:
+        """Leave out records and partitions that were added since the query began.
+
+        A partition of `before` that the target lacks stays where it is: without its place in the checkpoint a later
+        query would read it from its first record.
+        """
         assert self._target is not None
-        target = self._target
-        old = {
-            part
-            for part in end.positions
-            if part in target.positions and target.topic_ids.get(part.topic) == end.topic_ids.get(part.topic)
-        }
-        starts = {part: begin.positions[part] for part in end.positions if part in old}
-        ends = {part: max(starts[part], min(end.positions[part], target.positions[part])) for part in starts}
+        last, kept = _of_topics(self._target, end), _of_topics(before, end)
+        starts = {part: at for part, at in begin.positions.items() if part in last or part in kept}
+        ends = {part: max(at, min(end.positions[part], last.get(part, at))) for part, at in starts.items()}
         return Offsets(starts, end.topic_ids), Offsets(ends, end.topic_ids)
 
     def _is_too_little(self, begin: Offsets, end: Offsets) -> bool:
@@ -491,9 +542,7 @@ class StreamSource(_Source, DataSourceStreamReader, SupportsTriggerAvailableNow)
         """
         first, last = Offsets.from_json(start), Offsets.from_json(end)
         planner = self._planner
-        made_again = {
-            topic for topic, topic_id in first.topic_ids.items() if last.topic_ids.get(topic, topic_id) != topic_id
-        }
+        made_again = _made_again(first, last)
         new = [part for part in last.positions if part not in first.positions or part.topic in made_again]
         begin = {part: at for part, at in first.positions.items() if part.topic not in made_again}
         begin |= planner.first_offsets(new, made_again)  # asked again: records may have expired since `latestOffset`

@@ -43,10 +43,14 @@ def address_of(process: subprocess.Popen[str]) -> str:
     return words[words.index("at") + 1].rstrip(",")
 
 
-def wait_until_fenced(address: str, broker_id: int, *, fenced: bool) -> None:
+def wait_until_fenced(
+    address: str, broker_id: int, *, fenced: bool, server: subprocess.Popen[bytes] | None = None
+) -> None:
+    """Wait until a broker is fenced, or is not; `server`: its process, which must go on."""
     deadline_s = time.monotonic() + WAIT_S
     found = not fenced
     while found != fenced and time.monotonic() < deadline_s:
+        assert server is None or server.poll() is None, f"the server of broker {broker_id} has ended"
         brokers = parsed("cluster", "describe", "-b", address)["brokers"]
         found = next(broker["fenced"] for broker in brokers if broker["broker_id"] == broker_id)
     assert found == fenced
@@ -80,8 +84,11 @@ def test_up_goes_on_when_one_of_three_dies_and_is_the_same_cluster_the_next_time
         command = shlex.split(again.partition(": ")[2])
         assert command[1:] == ["server", "--config", str(tmp_path / "node-2" / "server.toml")]
         wait_until_fenced(address, 2, fenced=True)
-        with subprocess.Popen([sys.executable, "-P", "-m", *command], stderr=subprocess.DEVNULL) as server:
-            wait_until_fenced(address, 2, fenced=False)
+        with (
+            (tmp_path / "restarted.log").open("wb") as log,
+            subprocess.Popen([sys.executable, "-P", "-m", *command], stderr=log) as server,
+        ):
+            wait_until_fenced(address, 2, fenced=False, server=server)
             server.terminate()
             assert server.wait(WAIT_S) == 0
         assert raftlog("topic", "create", "u", "--replication-factor", "2", "-b", address).returncode == 0

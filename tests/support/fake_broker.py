@@ -91,6 +91,8 @@ class Partition:
         self.batches: list[bytes] = []
         self.start = 0
         self.end = 0
+        self.truncated: tuple[int, int] | None = None
+        """The last leader epoch of the records that were truncated, and from which offset on."""
         self.asked = 0
         self.duplicates = 0
         """Batches that were recognised as sent again."""
@@ -317,6 +319,21 @@ class FakeCluster:
                 topic.partitions.append(Partition(self.node_ids[len(topic.partitions) % len(self.node_ids)]))
 
         self.call(add)
+
+    def truncate(self, name: str, partition: int, offset: int, *batches: bytes) -> None:
+        """Elect the leader anew, uncleanly: other batches follow from the offset on, where a batch begins."""
+
+        def cut() -> None:
+            self.metadata_offset += 1
+            part = self.topics[name].partitions[partition]
+            part.batches = [batch for batch in part.batches if parse_header(batch).base_offset < offset]
+            part.end, part.truncated = offset, (part.leader_epoch, offset)
+            part.leader_epoch += 1
+            part.touch()
+            for batch in batches:
+                part.append(batch)
+
+        self.call(cut)
 
     def move_leader(self, name: str, partition: int, node: int) -> None:
         """Elect a leader; -1: there is none."""

@@ -288,6 +288,16 @@ class FetchSession:
                     self._write(log_pb2.FetchFrame(subscription_id=part.subscription_id, preferred_read_replica=nearer))
                     return
                 changed = partition.changed
+                if partition.truncated is not None and not announced:
+                    epoch, end = partition.truncated
+                    if 0 <= part.last_fetched_epoch <= epoch and position > end:
+                        error = OffsetOutOfRange(f"offset {position}: it was truncated")
+                        self._write(
+                            log_pb2.FetchFrame(
+                                subscription_id=part.subscription_id, error=to_wire(error), diverging_offset=end
+                            )
+                        )
+                        return
                 if not partition.start <= position <= partition.end:
                     raise OffsetOutOfRange(f"offset {position}, the log has {partition.start} to {partition.end}")
             except RaftlogError as error:

@@ -185,6 +185,65 @@ def test_the_first_records_of_a_new_partition_that_expire_before_they_are_read_a
     assert spans(stream(failOnDataLoss=False).partitions(start, end))[-1] == ("t", 2, 3, 7)
 
 
+@pytest.fixture
+def behind(cluster: type[Cluster], monkeypatch: pytest.MonkeyPatch) -> Callable[[Topic | None], None]:
+    """Have brokers that lag behind answer all questions but the fresh ones, which come later."""
+    topics = Cluster.topics
+
+    def answer_with(earlier: Topic | None) -> None:
+        now = cluster.topics_now["t"]
+
+        def asked(self: Cluster, *arguments: Any, fresh: bool = False, **named: Any) -> Any:
+            if fresh:
+                cluster.topics_now["t"] = now
+            return topics(self, *arguments, fresh=fresh, **named)
+
+        monkeypatch.setattr(Cluster, "topics", asked)
+        if earlier is None:
+            del cluster.topics_now["t"]
+        else:
+            cluster.topics_now["t"] = earlier
+
+    return answer_with
+
+
+def test_a_new_partition_of_a_repeated_batch_is_read_although_not_every_broker_knows_it(
+    behind: Callable[[Topic | None], None],
+) -> None:
+    """Else its records would be lost without a word: the checkpoint says that the batch has read them."""
+    behind(Topic(b"\1", [(0, 100)]))
+    made = stream(failOnDataLoss=False)
+    assert spans(made.partitions(offsets(100), offsets(100, 50))) == [("t", 1, 0, 50)]
+
+
+def test_a_new_partition_of_a_repeated_batch_that_is_gone_is_a_loss(cluster: type[Cluster]) -> None:
+    cluster.topics_now["t"].bounds.pop()
+    with pytest.raises(DataLoss, match="partitions are gone: t-1"):
+        stream().partitions(offsets(100), offsets(100, 50))
+    assert stream(failOnDataLoss=False).partitions(offsets(100), offsets(100, 50)) == []
+
+
+@pytest.mark.parametrize("earlier", [None, Topic(b"\1", [(0, 100)]), Topic(b"\0", [(0, 100), (0, 100)])])
+def test_nothing_is_taken_for_lost_because_a_broker_lags_behind(
+    behind: Callable[[Topic | None], None], earlier: Topic | None
+) -> None:
+    behind(earlier)
+    start = offsets(100, 50)
+    assert stream().latestOffset(start, ALL) is start
+
+
+def test_available_now_keeps_the_place_in_partitions_that_its_first_look_did_not_find(
+    cluster: type[Cluster],
+) -> None:
+    cluster.topics_now["t"].bounds = [(0, 200)]
+    made = stream()
+    made.prepareForTriggerAvailableNow()
+    cluster.topics_now["t"].bounds = [(0, 200), (0, 90)]
+    end = made.latestOffset(offsets(100, 50), ALL)
+    assert end == offsets(200, 50)
+    assert made.latestOffset(end, ALL) is end
+
+
 def test_available_now_reads_up_to_where_it_began(cluster: type[Cluster]) -> None:
     made = stream(minOffsetsPerTrigger=1000)
     made.prepareForTriggerAvailableNow()
@@ -247,6 +306,51 @@ def test_what_is_lost_ends_the_query_unless_told_otherwise(
     end = made.latestOffset(start, ALL)
     assert spans(made.partitions(start, end)) == begins
     assert made.latestOffset(end, ALL) is end
+
+
+@pytest.mark.parametrize("lenient", [False, True])
+def test_a_topic_that_goes_away_during_the_query_is_lost_as_between_two_runs(
+    cluster: type[Cluster], monkeypatch: pytest.MonkeyPatch, lenient: bool
+) -> None:
+    """The client's metadata still names it, and its leader refuses the look-up."""
+    cluster.topics_now["u"] = Topic(b"\2", [(0, 3)])
+    made = stream(subscribe="t,u", failOnDataLoss=not lenient)
+    start = made.latestOffset(made.initialOffset(), ALL)
+    topics, find = Cluster.topics, Cluster.find
+    deleted = {"u"}
+
+    def asked(self: Cluster, *arguments: Any, fresh: bool = False, **named: Any) -> Any:
+        for name in deleted if fresh else ():
+            cluster.topics_now.pop(name, None)
+        return topics(self, *arguments, fresh=fresh, **named)
+
+    def looked_up(self: Cluster, wanted: Mapping[TopicPartition, int]) -> Any:
+        for part in wanted:
+            if part.topic in deleted:
+                raise UnknownTopicOrPartition(f"{part} does not exist")
+        return find(self, wanted)
+
+    monkeypatch.setattr(Cluster, "topics", asked)
+    monkeypatch.setattr(Cluster, "find", looked_up)
+    if lenient:
+        assert made.latestOffset(start, ALL) == offsets(100, 50)
+    else:
+        with pytest.raises(DataLoss, match="partitions are gone: u-0"):
+            made.latestOffset(start, ALL)
+
+
+def test_a_look_up_that_is_refused_for_good_ends_the_query(
+    cluster: type[Cluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = stream(failOnDataLoss=False)
+    start = made.initialOffset()
+
+    def refused(self: Cluster, wanted: Mapping[TopicPartition, int]) -> Any:
+        raise UnknownTopicOrPartition("t-0 does not exist")
+
+    monkeypatch.setattr(Cluster, "find", refused)
+    with pytest.raises(UnknownTopicOrPartition):
+        made.latestOffset(start, ALL)
 
 
 def test_a_leader_that_does_not_know_its_end_yet_is_asked_again(cluster: type[Cluster]) -> None:

@@ -219,6 +219,24 @@ def test_a_log_that_is_cut_meanwhile_is_not_damaged(
     log.check()
 
 
+def test_a_log_whose_segment_is_removed_amid_the_look_at_its_transactions_is_cleaned_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log = filled_with_transactions(3)
+    seal(log)
+    plan = plan_cleaning(log.log, log.last_stable_offset, log.clock.now)
+    assert plan is not None
+    look = PartitionLog.aborted_transactions
+
+    def late(self: PartitionLog, *arguments: int) -> Any:
+        self.delete_records(self.log_end_offset)
+        return look(self, *arguments)
+
+    monkeypatch.setattr(PartitionLog, "aborted_transactions", late)
+    with pytest.raises(CleaningAbandoned):
+        list(clean(plan, dedupe_bytes=1 << 20, clock=log.clock.now_ms))
+
+
 def test_records_younger_than_the_minimum_lag_stay() -> None:
     log = filled(replace(CONFIG, min_compaction_lag_ms=1_000_000))
     assert not log.clean()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -12,13 +12,14 @@ from typing import Any, cast
 import pytest
 
 from broker.config.config import BrokerConfig
+from broker.log.partition_log import PartitionLog
 from broker.net.services.log import EARLIEST, LATEST, MAX_TIMESTAMP, LogService
 from broker.partition.fetch_session import FetchSession
 from broker.partition.partition import Partition
 from broker.quotas.disk_reads import DiskReads
 from broker.quotas.heavy_work import HeavyWork
 from raftlog._core.positions import Rows, wanted_rows
-from raftlog.errors import InvalidRequestError, RaftlogError, UnknownTopicId
+from raftlog.errors import InvalidRequestError, OffsetOutOfRange, RaftlogError, UnknownTopicId, to_wire
 from raftlog.format import Attributes, decode_batch, iter_headers
 from raftlog.format.aborted import AbortedRanges
 from raftlog.format.control import Marker
@@ -354,12 +355,16 @@ async def stream_of(
     *,
     max_frame_bytes: int = 1 << 20,
     from_follower: bool = False,
+    disk_reads: DiskReads | None = None,
 ) -> AsyncIterator[tuple[Requests[log_pb2.FetchRequest], FetchWriter]]:
     requests, writer = Requests[log_pb2.FetchRequest](), FetchWriter()
     running = asyncio.create_task(
-        FetchSession(parts.registry, DiskReads(parts.disk), max_frame_bytes=max_frame_bytes, max_subscriptions=10).run(
-            requests.__aiter__(), writer
-        )
+        FetchSession(
+            parts.registry,
+            disk_reads or DiskReads(parts.disk),
+            max_frame_bytes=max_frame_bytes,
+            max_subscriptions=10,
+        ).run(requests.__aiter__(), writer)
     )
     requests.send(log_pb2.FetchRequest(open=log_pb2.OpenFetchSession(credit_bytes=BIG, isolation_level=isolation)))
     part = log_pb2.FetchPartition(
@@ -505,6 +510,38 @@ async def test_each_frame_names_what_it_takes_to_read_it_alone(tmp_path: Path, m
             if max_frame_bytes == 4096:
                 assert len(frames_with_records(writer)) > 10
                 assert all(len(frame.head.aborted) <= 6 for frame in frames_with_records(writer))
+
+
+async def test_records_of_an_aborted_transaction_never_leave_when_its_segment_is_removed_amid_the_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The segment that names the transaction goes between the read of the records and the look at the transactions."""
+
+    class Removing(DiskReads):
+        async def read(self, share: Any, read: Callable[[], Any]) -> Any:
+            result = await super().read(share, read)
+            log.delete_records(3)
+            return result
+
+    async with Parts(tmp_path) as parts:
+        log = parts.registry.find(TOPIC_ID, 0).log
+        producer = Producer(parts, 7)
+        producer.send(b"aborted", b"aborted as well")
+        producer.end(commit=False)
+        await settle()
+        log.roll()
+        plain(parts, b"next")
+        await settle()
+        read_at_once = PartitionLog.read
+
+        def cold(self: PartitionLog, *arguments: Any, blocking: bool) -> Any:
+            return read_at_once(self, *arguments, blocking=blocking) if blocking else None
+
+        monkeypatch.setattr(PartitionLog, "read", cold)
+        async with stream_of(parts, common_pb2.READ_COMMITTED, disk_reads=Removing(parts.disk)) as (_, writer):
+            frames = await writer.wait_for(1)
+            assert read(frames) == []
+            assert frames[0][0].head.error.code == to_wire(OffsetOutOfRange("")).code
 
 
 async def test_a_reader_behind_an_open_transaction_costs_nothing(
@@ -709,6 +746,7 @@ async def test_a_reader_of_truncated_records_hears_where_the_logs_part(tmp_path:
             ((frame,),) = writer.written
             assert frame.head.error.code == common_pb2.OFFSET_OUT_OF_RANGE
             assert "epoch 3 up to offset 2" in frame.head.error.message
+            assert frame.head.diverging_offset == 2
         async with reading(parts, offset=2, last_fetched_epoch=3) as writer:
             ((frame,),) = writer.written
             assert not frame.head.HasField("error")

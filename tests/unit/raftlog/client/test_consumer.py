@@ -180,6 +180,37 @@ def test_out_of_range_starts_over_by_policy(cluster: FakeCluster, policy: Offset
         assert consumer.poll(30)[0].value == expected
 
 
+@pytest.mark.parametrize("count", [5, 15])
+@pytest.mark.parametrize("policy", ["earliest", "latest"])
+def test_a_reader_of_truncated_records_goes_on_where_the_logs_part(
+    cluster: FakeCluster, policy: OffsetReset, count: int
+) -> None:
+    """KIP-320: the records from there on are new to it, and it has read those before."""
+    for start in (0, 10):
+        cluster.append("t", batch(numbered(start, 10)))
+    with Consumer(cluster.bootstrap, auto_offset_reset=policy, **FAST) as consumer:
+        consumer.assign([T0])
+        consumer.seek(T0, 0)
+        assert len(read(consumer, 20)) == 20
+        cluster.truncate("t", 0, 10, batch(numbered(100, count)))
+        assert [(record.offset, record.value) for record in read(consumer, count)] == list(
+            zip(range(10, 10 + count), numbered(100, count), strict=True)
+        )
+        assert consumer.metrics()["consumer-fetch-manager-metrics"]["records-lag-max"] == 0
+
+
+def test_a_reader_of_truncated_records_without_a_policy_hears_of_it(cluster: FakeCluster) -> None:
+    for start in (0, 10):
+        cluster.append("t", batch(numbered(start, 10)))
+    with Consumer(cluster.bootstrap, auto_offset_reset="none", **FAST) as consumer:
+        consumer.assign([T0])
+        consumer.seek(T0, 0)
+        assert len(read(consumer, 20)) == 20
+        cluster.truncate("t", 0, 10, batch(numbered(100, 15)))
+        with pytest.raises(OffsetOutOfRange, match="it was truncated"):
+            consumer.poll(30)
+
+
 def test_out_of_range_without_a_policy_is_raised_until_seek(cluster: FakeCluster) -> None:
     cluster.append("t", batch(numbered(0, 5)))
     with Consumer(cluster.bootstrap, auto_offset_reset="none", **FAST) as consumer:
@@ -352,8 +383,8 @@ def test_a_broker_that_names_the_partition_is_not_repeated(cluster: FakeCluster)
         assert len(consumer.poll(30)) == 5
         with consumer._engine.lock:
             state = consumer._engine.positions.states[T0]
-        wire_error = to_wire(OffsetOutOfRange(text))
-        consumer._thread.loop.call_soon_threadsafe(consumer._engine.refused, state, wire_error)
+        head = log_pb2.FetchFrame(error=to_wire(OffsetOutOfRange(text)))
+        consumer._thread.loop.call_soon_threadsafe(consumer._engine.refused, state, head)
         with pytest.raises(OffsetOutOfRange) as caught:
             consumer.poll(30)
         assert str(caught.value).count("t-0") == 1

@@ -207,6 +207,37 @@ class TestStarts:
         consumer.subscribe("t")
         until(lambda: [world.committed(part) for part in (ZERO, ONE, TWO, THREE)] == [2] * 4)
 
+    def test_a_seek_amid_the_look_up_of_the_end_commits_nothing(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The records that a poll has returned since are not processed: a later member has to get them."""
+        world.send(8)
+        consumer = world.consumer(auto_offset_reset="latest", enable_auto_commit=False)
+        engine = consumer._engine
+        assert isinstance(engine, group_consumer.GroupEngine)
+        ask, asked, answered = engine.lookup.ask, threading.Event(), asyncio.Event()
+
+        async def late(*arguments: Any) -> Any:
+            asked.set()
+            await answered.wait()
+            return await ask(*arguments)
+
+        class Seeking(RebalanceListener):
+            def on_partitions_assigned(self, partitions: list[TopicPartition]) -> None:
+                assert asked.wait(30)
+                for part in partitions:
+                    consumer.seek(part, 0)
+
+        monkeypatch.setattr(engine.lookup, "ask", late)
+        consumer.subscribe("t", listener=Seeking())
+        left = world.sent
+        while left:
+            left -= len(consumer.poll(30))
+        engine.loop.call_soon_threadsafe(answered.set)
+        until(lambda: not engine._placing)
+        consumer.commit({ONE: 1})  # behind every earlier commit
+        assert [world.committed(part) for part in (ZERO, ONE, TWO, THREE)] == [None, 1, None, None]
+
     def test_an_offset_that_a_transaction_may_replace_is_waited_for(self, world: World) -> None:
         """KIP-447: a consumer that begins at it would read again what the transaction has processed."""
         world.send(8)

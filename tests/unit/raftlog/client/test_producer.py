@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raftlog import Delivery, Producer
+from raftlog import Delivery, Producer, aio
 from raftlog._client import producer as produce_stream
 from raftlog._client.keywords import Compression
 from raftlog._core.accumulator import key_hash
@@ -200,6 +200,27 @@ def test_send_batch_refuses_a_row_that_fits_nowhere_before_sending_any() -> None
                 producer.send_batch("t", [b"1", b"2"], partition=[0, 7])
             assert producer.send_batch("t", []).result(1) == []
         assert cluster.values("t") == []
+
+
+def test_partitions_that_a_topic_has_got_since_take_records() -> None:
+    with FakeCluster() as cluster:
+        cluster.create_topic("t", 1)
+        with Producer(cluster.bootstrap) as producer:
+            producer.send("t", b"0").result(30)
+            cluster.add_partitions("t", 2)
+            assert producer.send("t", b"1", partition=1).result(30).partition == 1
+            cluster.add_partitions("t", 4)
+            sent = producer.send_batch("t", [b"2", b"3", b"4"], partition=[3, 1, 2]).result(30)
+            assert sorted(part.partition for part in sent) == [1, 2, 3]
+
+
+async def test_partitions_that_a_topic_has_got_since_take_awaited_records() -> None:
+    with FakeCluster() as cluster:
+        cluster.create_topic("t", 1)
+        async with aio.Producer(cluster.bootstrap) as producer:
+            await producer.send_and_wait("t", b"0")
+            cluster.add_partitions("t", 2)
+            assert (await producer.send_and_wait("t", b"1", partition=1)).partition == 1
 
 
 @pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Iterable
 from contextlib import closing
 
 import pytest
 
-from raftlog import Consumer
+from raftlog import Consumer, Producer
+from raftlog._core.positions import Rows
 from raftlog._range_reader import RangeReader
 from raftlog.errors import AuthenticationFailed, BrokerUnavailable
 from raftlog.types import TopicPartition
@@ -91,3 +93,24 @@ def test_a_range_waits_for_the_cluster_no_longer_than_for_records() -> None:
         with pytest.raises(BrokerUnavailable):
             list(reader.read(PART, None, 0, 5, 0.7))
         assert 0.6 < time.monotonic() - began < 60
+
+
+def test_a_reader_that_was_kept_reads_partitions_that_the_topic_has_got_since() -> None:
+    """A worker of Spark keeps its reader from task to task, and the driver may know more partitions than it does."""
+    with FakeCluster() as cluster, closing(RangeReader(cluster.bootstrap, auto_offset_reset="none")) as reader:
+        cluster.create_topic("t")
+        topic_id = cluster.topics["t"].topic_id
+        send(cluster, 0, b"old")
+        assert values(reader.read(PART, topic_id, 0, 1, 30.0)) == [b"old"]
+        cluster.add_partitions("t", 2)
+        send(cluster, 1, b"new")
+        assert values(reader.read(TopicPartition("t", 1), topic_id, 0, 1, 30.0)) == [b"new"]
+
+
+def send(cluster: FakeCluster, partition: int, value: bytes) -> None:
+    with Producer(cluster.bootstrap) as producer:
+        producer.send("t", value, partition=partition).result(30)
+
+
+def values(chunks: Iterable[Rows]) -> list[bytes | None]:
+    return [record.value for rows in chunks for record in rows.records()]

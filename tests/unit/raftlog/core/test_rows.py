@@ -82,6 +82,20 @@ def test_headers_as_map_or_list(headers: Any, skip: int) -> None:
     ], "names of headers must count with their real size, not four bytes for each character"
 
 
+@pytest.mark.parametrize("hidden", [0, 1, 2])
+@pytest.mark.parametrize("skip", [0, 1])
+def test_headers_that_a_null_row_hides_are_left_out(hidden: int, skip: int) -> None:
+    """Arrow lets a null list lie over entries: a mask that was put on a column leaves them there."""
+    entries = pa.array([{"key": name, "value": name.encode()} for name in "abcd"], _LIST.value_type)
+    mask = pa.array([row == hidden for row in range(3)])
+    headers = pa.ListArray.from_arrays(pa.array([0, 2, 3, 4], pa.int32()), entries, mask=mask)
+    batch = pa.RecordBatch.from_pydict({"value": pa.array([b"v"] * 3), "headers": headers}).slice(skip)
+    expected = [
+        None if row == hidden else [(each, each.encode()) for each in ("ab", "c", "d")[row]] for row in range(3)
+    ]
+    assert rows_from_batch(batch, 1).headers.to_pylist() == expected[skip:]
+
+
 @pytest.mark.parametrize("entry", [{"key": None, "value": b"1"}, None])
 @pytest.mark.parametrize("skip", [0, 1])
 def test_a_header_without_a_name_is_found(entry: Any, skip: int) -> None:
