@@ -14,14 +14,14 @@ Directories in a log directory:
 
     TOPIC-PARTITION             a log
     ~new-TOPICID-PARTITION      being made; meaningless after a restart
-    ~delete-TOPICID-PARTITION   being removed; meaningless after a restart
+    ~delete-TOPICID-PARTITION   deleted; its files stay for file.delete.delay.ms, or until a restart
     ~stray-TOPICID-PARTITION    a log of a topic that the cluster does not know; never touched again
 
 Topic names contain no `~`, so none of the last three can be taken for a log, nor a log for one of them.
 
 A log is deleted in two steps, so that the caller does not wait for its files to go:
 
-    deleted  -- renamed -->  garbage  -- names durable, next housekeeping -->  removed
+    deleted  -- renamed -->  garbage  -- names durable, housekeeping after file.delete.delay.ms -->  removed
              -- renaming refused -->  leaving  -- housekeeping, or before a log is made: tried again -->  garbage
 
 A stray log is renamed likewise and never removed.
@@ -145,6 +145,17 @@ class LeavingLog(NamedTuple):
     path: str
     key: PartitionKey
     prefix: str
+    delay_ms: int
+    """How long the files of a deleted log stay."""
+
+
+class Garbage(NamedTuple):
+    """A directory that was renamed to be removed."""
+
+    log_dir: LogDir
+    path: str
+    due_ms: int = 0
+    delay_ms: int = 0
 
 
 class RemovedLogs:
@@ -153,13 +164,13 @@ class RemovedLogs:
     Guarded by `lock`, which is the manager's: the caller holds it, except for `remove_garbage`, which takes it itself.
     """
 
-    def __init__(self, storage: Storage, lock: threading.Lock) -> None:
+    def __init__(self, storage: Storage, lock: threading.Lock, clock: Clock) -> None:
         self._storage = storage
         self._lock = lock
+        self._clock = clock
         self._leaving: list[LeavingLog] = []
         """Logs whose renaming was refused."""
-        self.garbage: list[tuple[LogDir, str]] = []
-        """Directories that were renamed to be removed."""
+        self.garbage: list[Garbage] = []
         self._unsynced_dirs: set[LogDir] = set()
         """Log directories in which a renaming may not be durable yet."""
 
@@ -173,7 +184,7 @@ class RemovedLogs:
         Raises:
             StorageFull, StorageError: refused, or the log directory is offline.
         """
-        log_dir, path, key, prefix = leaving
+        log_dir, path, key, prefix, delay_ms = leaving
         try:
             self.forget_marks(log_dir, key)
             target = unused_path(self._storage, log_dir.path, prefix, *key)
@@ -184,7 +195,7 @@ class RemovedLogs:
             raise log_dir.judge(error, f"renaming {path}") from error
         self._unsynced_dirs.add(log_dir)
         if prefix == DELETE_PREFIX:
-            self.garbage.append((log_dir, target))
+            self.garbage.append(Garbage(log_dir, target, self._clock.now_ms() + delay_ms, delay_ms))
         self._sync_names(log_dir)
         return target
 
@@ -221,17 +232,23 @@ class RemovedLogs:
                 "the checkpoint of %s is not written, and a deleted log stays in it: %s", log_dir.path, error
             )
 
-    def remove_garbage(self) -> None:
-        """Remove the directories whose new names are durable. Waits for the disk."""
+    def remove_garbage(self, now_ms: int) -> None:
+        """Remove the directories that are due and whose new names are durable. Waits for the disk."""
         with self._lock:
             self.finish_leaving()
             for log_dir in list(self._unsynced_dirs):
                 with contextlib.suppress(StorageError):  # offline, which has been reported
                     self._sync_names(log_dir)
-            garbage = [entry for entry in self.garbage if entry[0] not in self._unsynced_dirs]
-            self.garbage = [entry for entry in self.garbage if entry[0] in self._unsynced_dirs]
-        left = []
-        for log_dir, path in garbage:
+            # None later than that: the clock may have been set back since.
+            garbage = [each._replace(due_ms=min(each.due_ms, now_ms + each.delay_ms)) for each in self.garbage]
+            due: list[Garbage] = []
+            self.garbage = []
+            for each in garbage:
+                is_due = each.due_ms <= now_ms and each.log_dir not in self._unsynced_dirs
+                (due if is_due else self.garbage).append(each)
+        refused = []
+        for entry in due:
+            log_dir, path, _, _ = entry
             if log_dir.offline_reason is not None:
                 continue
             try:
@@ -243,9 +260,9 @@ class RemovedLogs:
                 reason = log_dir.judge(error, f"removing {path}")
                 if log_dir.offline_reason is None:
                     logger.warning("the next housekeeping tries again: %s", reason)
-                    left.append((log_dir, path))
+                    refused.append(entry)
         with self._lock:
-            self.garbage += left
+            self.garbage += refused
 
 
 Progress = Callable[[int, int, int], None]
@@ -315,7 +332,7 @@ class LogManager:
 
         A caller that needs one of these waits for `_made`.
         """
-        self._removed = RemovedLogs(storage, self._change_lock)
+        self._removed = RemovedLogs(storage, self._change_lock, clock)
         self._broker_epoch: int | None = None
         self._housekeeping_lock = threading.Lock()
         """Held by a checkpoint or a round of housekeeping, so that `close` waits for its end."""
@@ -448,7 +465,7 @@ class LogManager:
                     log_dir.open(cluster_id, node_id)
                     logs, leftovers = find_logs(self._storage, log_dir.path)
                     in_dirs.append([(log_dir, path) for path in logs])
-                    self._removed.garbage += [(log_dir, path) for path in leftovers]
+                    self._removed.garbage += [Garbage(log_dir, path) for path in leftovers]
                 except (OSError, CorruptRecordError) as error:
                     if is_passing(error):
                         raise log_dir.judge(error, f"opening {log_dir.path}") from error
@@ -715,7 +732,9 @@ class LogManager:
         return min(working, key=self._log_counts.__getitem__)
 
     def delete(self, topic_id: bytes, partition: int) -> bool:
-        """Delete a log, damaged or not; return whether this broker had it. Housekeeping removes its files.
+        """Delete a log, damaged or not; return whether this broker had it.
+
+        Housekeeping removes its files, `file.delete.delay.ms` later at the earliest.
 
         Raises:
             StorageError: the log directory is offline, or descriptors are lacking.
@@ -769,7 +788,8 @@ class LogManager:
                     if each.offline_reason is None and each.marks_of(key) is not None:
                         self._removed.forget_marks(each, key)
                 return None
-            return self._removed.move_away(LeavingLog(log_dir, path, key, prefix))
+            delay_ms = (self._defaults if log is None else log.config).file_delete_delay_ms
+            return self._removed.move_away(LeavingLog(log_dir, path, key, prefix, delay_ms))
 
     # Housekeeping
 
@@ -803,6 +823,24 @@ class LogManager:
             except Exception:  # a bug in one log must not take the others' checkpoints along
                 logger.exception("no checkpoint of %r", log)
         return self._store_marks(log_dir, logs)
+
+    def _checkpoint_making_room(self, log_dir: LogDir, logs: Sequence[PartitionLog]) -> bool:
+        """Write the checkpoint; if the disk is too full for it, in place of indexes that the logs can spare.
+
+        Otherwise a full disk would stay full: retention removes no file before the checkpoint has the new log start.
+        """
+        while True:
+            times_full = log_dir.times_full
+            if self._checkpoint_dir(log_dir):
+                return True
+            if log_dir.times_full == times_full or self._closing.is_set():
+                return False
+            has_room = False
+            for log in logs:
+                with self._reporting(log):
+                    has_room |= log.make_room()
+            if not has_room:
+                return False
 
     def _store_marks(self, log_dir: LogDir, logs: Sequence[PartitionLog]) -> bool:
         try:
@@ -866,13 +904,13 @@ class LogManager:
                         log.maybe_roll(now_ms)
                         log.apply_retention(now_ms)
                         log.expire_producers(now_ms)
-                if self._checkpoint_dir(log_dir):
+                if self._checkpoint_making_room(log_dir, here):
                     for log in here:
                         with self._reporting(log):
                             log.sweep(now_ms)
             if not self._closing.is_set():
                 self._forget_idle_producers(now_ms)
-                self._removed.remove_garbage()
+                self._removed.remove_garbage(now_ms)
 
     def _forget_idle_producers(self, now_ms: int) -> None:
         """Have the logs with the most producers forget idle ones, if all logs together remember too many."""

@@ -40,7 +40,8 @@ attempt is repeated. There may be very many producers, so no append waits while 
 Removal at the front. Segments are first detached, then `store_producers` writes what they say of producers and the
 manager writes the new log start to the checkpoint, and only then `sweep` renames the files; it removes them after
 `file.delete.delay.ms`. So after a crash at any instant recovery can tell a removal from damage. A start that finds
-segments below the log start detaches them again.
+segments below the log start detaches them again. On a disk without space for the checkpoint, `make_room` first removes
+indexes of detached segments.
 
 Truncation, in an order in which a crash leaves a prefix of the log, and an error leaves nothing half-done unnoticed:
 
@@ -1278,6 +1279,21 @@ class PartitionLog:
             self._segments = _Segments.of(segments.all[count:])
         if self.leader_epochs.truncate_from_start(self.log_start_offset):
             self._epochs_version += 1
+
+    def make_room(self) -> bool:
+        """Remove the index of one detached segment; return False if no detached segment has one.
+
+        On a disk without space it gives the checkpoint the room that it needs before the segments may go. A crash may
+        make the segment part of the log again: then its index is rebuilt.
+
+        Raises:
+            StorageError: the log is closed, or its directory offline.
+        """
+        with self._file_lock, self.judging("removing an index"):
+            self._check_open()
+            with self._lock:
+                detached = list(self._detached)
+            return any(segment.remove_index(self._storage) for segment in detached)
 
     def sweep(self, now_ms: int) -> None:
         """Rename the files of detached segments, and remove files that were renamed long enough ago.

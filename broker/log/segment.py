@@ -379,6 +379,13 @@ class Segment:
         self.opened.index.append(self.next_offset, self.size, self.max_timestamp_ms)
         self.recent = None
 
+    def remove_index(self, storage: Storage) -> bool:
+        """Remove the index files, which are rebuilt when needed; return whether there were any. Raises OSError."""
+        paths = [path for suffix, _ in _INDEX_FILES if storage.exists(path := self.stem + suffix)]
+        for path in paths:
+            storage.remove(path)
+        return bool(paths)
+
     def own_txn_index(self) -> TxnIndex:
         """Return the index of aborted transactions of an open segment, made if it has none."""
         assert self.opened is not None

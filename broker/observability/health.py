@@ -1,7 +1,8 @@
 """The answers to an orchestrator's probes: alive, started, ready.
 
 /livez      the event loop turns; no other problem is solved by killing the process
-/startupz   the node has been ready once; until then the answer shows the progress of the recovery
+/startupz   the node has been ready once; until then the answer shows the progress of the recovery, and what the start
+            waits for
 /readyz     the node serves now: registered, recovered, unfenced, with a lease. Independent of the ISR: taking a broker
             out of service because its followers lag would turn a delay into an outage
 """
@@ -25,7 +26,7 @@ class Health:
     read from other threads.
 
     Phases: starting -> recovering -> joining -> serving -> stopping; only forward. A timer on the loop calls `beat`.
-    `why_not` returns why a node in the phase serving does not serve at the moment, "" if it does.
+    `why_not` returns why the node does not serve at the moment, or what its start waits for; "" if there is no reason.
     """
 
     def __init__(self, clock: Clock, liveness_timeout_ms: int) -> None:
@@ -72,11 +73,15 @@ class Health:
     def startup(self) -> Answer:
         """Answer `/startupz`."""
         document: dict[str, Any] = {"started": self._started, "phase": self._phase, **self._recovery}
+        if not self._started and self._phase != "stopping" and (reason := self.why_not()):
+            document["waiting_for"] = reason
         return (OK if self._started else UNAVAILABLE), document
 
     def ready(self) -> Answer:
         """Answer `/readyz`."""
-        reason = self.why_not() if self._phase == "serving" else f"the node is {self._phase}"
+        reason = "" if self._phase == "stopping" else self.why_not()
+        if self._phase != "serving":
+            reason = f"the node is {self._phase}" + (f": {reason}" if reason else "")
         document: dict[str, Any] = {"ready": not reason}
         if reason:
             document["reason"] = reason

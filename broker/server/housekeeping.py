@@ -4,7 +4,8 @@ every tick                                          flushes by time, retries of 
 a quarter of replica.lag.time.max.ms                which replicas left or reached the ISR (a full disk: each tick)
 RETRY_INTERVAL_MS                                   retries of logs that could not be opened
 replica.high.watermark.checkpoint.interval.ms       the high watermark checkpoint, if one has moved
-log.retention.check.interval.ms                     rolling, retention, all checkpoints, removal of files
+log.retention.check.interval.ms                     rolling, retention, all checkpoints, removal of files; while a disk
+                                                    has no space, FULL_ROUND_INTERVAL_MS if that is shorter
 log.cleaner.backoff.ms                              compaction (broker/log/cleaner.py)
 log.scrub.interval.ms                               reading all logs for damage (broker/log/integrity.py)
 """
@@ -31,6 +32,9 @@ TICK_S: Final = 0.05
 IDLE_TICK_S: Final = 0.5
 RETRY_INTERVAL_MS: Final = 1_000
 """Between attempts to open a log that could not be opened, for example because the disk was full."""
+
+FULL_ROUND_INTERVAL_MS: Final = 10_000
+"""Between rounds while a disk refuses writes for want of space: what retention frees should be free soon."""
 
 
 async def housekeep(
@@ -60,7 +64,9 @@ async def housekeep(
     now_ms = clock.monotonic_ms()
     next_retry_ms = next_isr_ms = now_ms
     next_marks_ms = now_ms + config.replica_high_watermark_checkpoint_interval_ms
-    next_round_ms = now_ms + config.log_retention_check_interval_ms
+    last_round_ms = now_ms
+    times_full = logs.times_full
+    """As of the last round's beginning."""
     with contextlib.closing(scrub), contextlib.closing(cleaner):
         while True:
             await asyncio.sleep(min(TICK_S if registry.flushes_by_time else IDLE_TICK_S, isr_interval_ms / 1_000))
@@ -76,8 +82,11 @@ async def housekeep(
                     if config.log_cleaner_enable:
                         cleaner.tick()
                     registry.retry_failed()
-                if now_ms >= next_round_ms:
-                    next_round_ms = now_ms + config.log_retention_check_interval_ms
+                round_interval_ms = config.log_retention_check_interval_ms
+                if logs.times_full != times_full:
+                    round_interval_ms = min(round_interval_ms, FULL_ROUND_INTERVAL_MS)
+                if now_ms >= last_round_ms + round_interval_ms:
+                    last_round_ms, times_full = now_ms, logs.times_full
                     await loop.run_in_executor(disk, logs.run_housekeeping_once, clock.now_ms())
                 elif now_ms >= next_marks_ms:
                     next_marks_ms = now_ms + config.replica_high_watermark_checkpoint_interval_ms

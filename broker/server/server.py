@@ -116,6 +116,7 @@ class NodeServer:
             stack.callback(voter.subscribe(elections))
         if config.inter_node_listener is not None:
             self.inter_node = facts.inter_node_listener = "{}:{}".format(*config.inter_node_listener)
+        observed.health.why_not = metadata.waiting_for
         await until_ready(metadata, failure)
 
         partitions = 0
@@ -136,8 +137,6 @@ class NodeServer:
             await role.start(stack)
             self.bootstrap, self.kafka, partitions = role.bootstrap, role.kafka, len(role)
             observed.health.why_not = role.why_not_ready
-        else:
-            observed.health.why_not = metadata.waiting_for
         stack.callback(observed.health.stopping)
         observed.health.serving()
         self._ready = True

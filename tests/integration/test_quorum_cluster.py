@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -238,13 +241,18 @@ def test_without_a_majority_a_server_waits_says_for_whom_and_stops_when_told(tmp
         assert code == 0, log
         assert "controller 2 at 127.0.0.1" in log
         assert "controller 3 at 127.0.0.1" in log
-        impatient = Cluster(nodes=3, directory=tmp_path, start_timeout_s=1)
+        with socket.create_server(("127.0.0.1", 0)) as unused:
+            address = f"127.0.0.1:{unused.getsockname()[1]}"
+        impatient = Cluster(nodes=3, directory=tmp_path, start_timeout_s=1, config={"metrics.listener": address})
         try:
             impatient.start(1, wait=False)
             deadline_s = time.monotonic() + 60
             while "waiting for the metadata quorum" not in impatient.log_tail(1):
                 assert time.monotonic() < deadline_s, impatient.log_tail(1)
                 time.sleep(0.05)
+            with pytest.raises(urllib.error.HTTPError, match="503") as raised:
+                urllib.request.urlopen(f"http://{address}/readyz", timeout=60)
+            assert "controller 2 at 127.0.0.1" in raised.value.read().decode()
             # The limit begins here, however long Python took to come so far.
             with pytest.raises(ServerFailed, match=r"is not ready after(?s:.*)waiting for the metadata quorum"):
                 impatient.wait_ready(1)

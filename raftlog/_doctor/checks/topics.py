@@ -11,7 +11,7 @@ from raftlog._core.words import counted
 from raftlog._doctor.picture import Picture, Problem, ids, named, one_topic, setting
 from raftlog._doctor.report import Check
 
-_MORE_REPLICAS = "give it more replicas (raftlog partition reassign)"
+_MORE_REPLICAS = "give it more replicas (raftlog partition reassign --generate --topic TOPIC --replication-factor N)"
 
 
 def _least_replicas(topic: TopicDescription) -> int:
@@ -21,13 +21,6 @@ def _least_replicas(topic: TopicDescription) -> int:
 def _of(found: Sequence[str]) -> str:
     """Return the topic for an example command, from places that begin with its name."""
     return one_topic([place.partition(" ")[0] for place in found])
-
-
-def _three(picture: Picture) -> str:
-    """Return up to three brokers for an example command: if fewer are up, also some that are down and hold replicas."""
-    live = [broker.broker_id for broker in picture.live_brokers()]
-    down = [each.broker_id for each in picture.brokers().values() if each.broker_id not in live and each.replicas]
-    return ",".join(map(str, sorted([*live, *down][:3])))
 
 
 _FACTORS: Final = (
@@ -86,7 +79,11 @@ def single_replica(picture: Picture) -> Iterator[Problem]:
     alone = len(picture.brokers()) < 2
     found = [topic.name for topic in picture.topics or () if topic.partitions and _least_replicas(topic) == 1]
     if found:
-        more = f"raftlog partition reassign {_of(found)}-0={_three(picture)}"
+        most = min(3, len(picture.brokers()))
+        more = (
+            f"raftlog partition reassign --generate --topic {_of(found)} --replication-factor {most} > plan.json, then "
+        )
+        more += "raftlog partition reassign --plan plan.json"
         yield Problem(
             "note" if alone else "warning",
             f"{counted(len(found), 'topic has', 'topics have')} partitions with one replica: the records are lost with "

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -71,7 +71,8 @@ def warn(admin: raftlog.Admin, replicas: dict[TopicPartition, int]) -> None:
     for part in short[:_NAMED]:
         print_note(
             f"warning: {part} has {counted(replicas[part], 'replica')} and {KEY}={minimum[part.topic]}: writes with "
-            "acks=all are refused; give it more replicas (raftlog partition reassign), or lower the setting"
+            "acks=all are refused; give it more replicas (raftlog partition reassign --generate --replication-factor "
+            "N), or lower the setting"
         )
     if len(short) > _NAMED:
         print_note(f"warning: the same holds for {counted(len(short) - _NAMED, 'more partition', 'more partitions')}")
@@ -269,6 +270,25 @@ def holding(topics: Iterable[TopicDescription]) -> Iterator[Move]:
         for part in topic.partitions:
             held = tuple(replica for replica in part.replicas if replica not in part.adding_replicas)
             yield Move(TopicPartition(topic.name, part.partition), held)
+
+
+def resized(moves: Sequence[Move], brokers: Sequence[int], replication_factor: int) -> list[Move]:
+    """Return the partitions with so many replicas: the first ones, and brokers that hold the fewest; not balanced yet.
+
+    Raises:
+        ValueError: there are fewer brokers.
+    """
+    if replication_factor > len(brokers):
+        raise ValueError(f"{replication_factor} replicas need {replication_factor} brokers, not {len(brokers)}")
+    held = Counter(replica for move in moves for replica in move.replicas)
+    after = []
+    for move in moves:
+        replicas = list(move.replicas[:replication_factor])
+        while len(replicas) < replication_factor:
+            replicas.append(min(set(brokers) - set(replicas), key=lambda each: (held[each], each)))
+            held[replicas[-1]] += 1
+        after.append(Move(move.part, tuple(replicas)))
+    return after
 
 
 def balanced(moves: Sequence[Move], rack_of: Mapping[int, str]) -> list[Move]:

@@ -44,6 +44,7 @@ from raftlog.cli.partitions.moving import (
     partition_of,
     plan_of,
     present,
+    resized,
     state_of,
 )
 from raftlog.errors import ElectionNotNeeded, RaftlogError, UnknownTopicOrPartition
@@ -196,6 +197,12 @@ def reassign(
             "--brokers", metavar="ID,...", help="For --generate; by default all brokers that are up and take replicas."
         ),
     ] = None,
+    replication_factor: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", min=1, help="For --generate; by default each partition keeps its number of replicas."
+        ),
+    ] = None,
     execute: Annotated[bool, typer.Option("--execute", metavar="", help="Begin the moves; the default.")] = False,
     verify: Annotated[
         bool,
@@ -223,16 +230,20 @@ def reassign(
     Example: raftlog partition reassign events-0=2,3,4 events-1=3,4,2 --throttle 20MiB --wait
 
     Example: raftlog partition reassign --generate --topic events --brokers 2,3,4 > plan.json
+
+    Example: raftlog partition reassign --generate --topic events --replication-factor 3 > plan.json
     """
     if sum((generate, execute, verify, cancel, list_)) > 1:
         raise typer.BadParameter("give only one of --generate, --execute, --verify, --cancel and --list")
+    if replication_factor is not None and not generate:
+        raise typer.BadParameter("--replication-factor needs --generate, which prints a plan for --plan")
     rate = None if throttle is None else moving.rate_of(throttle)
     with connect_admin(bootstrap) as admin:
         if list_:
             _list(admin, output)
             return
         if generate:
-            _generate(admin, topic or [], brokers, output)
+            _generate(admin, topic or [], brokers, replication_factor, output)
             return
         wanted = _moves(moves or [], plan)
         if verify:
@@ -332,7 +343,9 @@ def _list(admin: raftlog.Admin, output: Output) -> None:
     _print(_rows(admin, topics, moves, {move.part: UNDER_WAY for move in moves}), output)
 
 
-def _generate(admin: raftlog.Admin, names: Sequence[str], brokers: str | None, output: Output) -> None:
+def _generate(
+    admin: raftlog.Admin, names: Sequence[str], brokers: str | None, replication_factor: int | None, output: Output
+) -> None:
     if not names:
         raise typer.BadParameter("--generate needs --topic")
     up = {each.broker_id: each for each in admin.describe_cluster().brokers if not each.fenced}
@@ -346,7 +359,8 @@ def _generate(admin: raftlog.Admin, names: Sequence[str], brokers: str | None, o
         raise typer.BadParameter(f"broker {missing[0]} is not up; these are: {', '.join(map(str, sorted(up)))}")
     current = list(present(admin.describe_topics(names)))
     try:
-        proposed = balanced(current, {each: up[each].rack for each in wanted})
+        sized = current if replication_factor is None else resized(current, wanted, replication_factor)
+        proposed = balanced(sized, {each: up[each].rack for each in wanted})
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     if output is Output.JSON:

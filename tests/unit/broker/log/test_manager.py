@@ -841,6 +841,65 @@ def test_no_space_for_a_new_log_is_told_and_leaves_nothing_behind_that_matters()
     append(manager.create("t", TOPIC_ID, 0))
 
 
+def fill_up(driver: LogDriver) -> None:
+    """Append until the disk has no byte left."""
+    for _ in range(20):
+        driver.append()
+    driver.flush()
+    assert driver.manager is not None
+    driver.manager.run_housekeeping_once(driver.clock.now)
+    driver.storage.capacity_bytes = driver.storage.used_bytes()
+    with pytest.raises(StorageFull):
+        driver.append()
+
+
+@pytest.mark.parametrize("crash", [False, True], ids=["", "crash before the round"])
+def test_retention_frees_a_disk_without_a_byte_left_for_the_checkpoint(crash: bool) -> None:
+    driver = LogDriver(config=LogConfig(segment_bytes=300, file_delete_delay_ms=1_000))
+    driver.open()
+    fill_up(driver)
+    if crash:
+        driver.crash(None)
+    assert driver.manager is not None
+    driver.log.high_watermark = driver.log.log_end_offset
+    driver.log.update_config(LogConfig(segment_bytes=300, retention_bytes=300, file_delete_delay_ms=1_000))
+    driver.manager.run_housekeeping_once(driver.clock.now)
+    assert driver.log.log_start_offset > 0
+    driver.manager.run_housekeeping_once(driver.clock.now + 1_000)
+    driver.append()
+
+
+def test_segments_whose_indexes_made_room_are_whole_if_the_checkpoint_fails_all_the_same() -> None:
+    driver = LogDriver(config=LogConfig(segment_bytes=300))
+    driver.open()
+    fill_up(driver)
+    assert driver.manager is not None
+    driver.log.high_watermark = driver.log.log_end_offset
+    driver.log.delete_records(driver.log.log_end_offset - 1)
+    driver.storage.faults.append(Fault("write", "*offset-checkpoint*", errno=errno.ENOSPC))
+    driver.manager.run_housekeeping_once(driver.clock.now)
+    assert not driver.manager.offline_dirs
+    driver.storage.faults.clear()
+    driver.crash(None)
+    driver.storage.capacity_bytes = None
+    driver.check()
+
+
+def test_a_refusal_that_is_not_about_space_removes_no_index() -> None:
+    driver = LogDriver(config=LogConfig(segment_bytes=300))
+    driver.open()
+    for _ in range(20):
+        driver.append()
+    driver.flush()
+    assert driver.manager is not None
+    driver.log.high_watermark = driver.log.log_end_offset
+    driver.log.delete_records(driver.log.log_end_offset - 1)
+    before = {name for name in driver.storage.list_sizes(driver.log.directory) if "index" in name}
+    driver.storage.faults.append(Fault("open", "*offset-checkpoint*", errno=errno.EMFILE))
+    driver.manager.run_housekeeping_once(driver.clock.now)
+    assert before <= set(driver.storage.list_sizes(driver.log.directory))
+
+
 def test_a_partial_write_that_cannot_be_taken_back_is_the_disks_end() -> None:
     driver = LogDriver()
     driver.open()
@@ -885,10 +944,23 @@ def test_a_deleted_log_is_gone_and_its_name_is_free() -> None:
         append(log)
     again = manager.create("t", bytes(16), 0)
     assert again.log_end_offset == 0
-    manager.run_housekeeping_once(1_000)
+    deleted_ms = FakeClock().now_ms()
+    manager.run_housekeeping_once(deleted_ms + 59_999)
+    assert any(name.startswith("~delete-") for name in storage.list_sizes(LOG_DIR)), "file.delete.delay.ms: a minute"
+    manager.run_housekeeping_once(deleted_ms + 60_000)
     assert sorted(storage.list_sizes(LOG_DIR)) == [".lock", "meta.properties", "offset-checkpoint", "t-0"]
     manager.close()
     assert [log.topic_id for log in open_manager(storage).logs()] == [bytes(16)]
+
+
+def test_a_clock_that_is_set_back_keeps_the_files_of_a_deleted_log_no_longer() -> None:
+    storage = MemoryStorage()
+    manager = open_manager(storage)
+    manager.create("t", TOPIC_ID, 0)
+    assert manager.delete(TOPIC_ID, 0)
+    manager.run_housekeeping_once(0)
+    manager.run_housekeeping_once(60_000)
+    assert not any(name.startswith("~delete-") for name in storage.list_sizes(LOG_DIR))
 
 
 @pytest.mark.parametrize("full", [False, True])

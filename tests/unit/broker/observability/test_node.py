@@ -57,6 +57,18 @@ def test_recovery_is_no_reason_to_kill_and_shows_how_far_it_is() -> None:
     assert health.ready()[1]["reason"] == "the node is joining"
 
 
+def test_a_node_that_starts_says_what_it_waits_for() -> None:
+    """Before it is ready it opens no port for clients, so that `raftlog cluster quorum` finds nothing to ask."""
+    health = Health(Clock(), 10_000)
+    health.why_not = lambda: "controller 2 at 10.0.0.2:9093: connection refused"
+    reason = "the node is starting: controller 2 at 10.0.0.2:9093: connection refused"
+    assert health.ready() == (503, {"ready": False, "reason": reason})
+    assert health.startup()[1]["waiting_for"] == "controller 2 at 10.0.0.2:9093: connection refused"
+    health.stopping()
+    assert health.ready()[1]["reason"] == "the node is stopping"
+    assert "waiting_for" not in health.startup()[1]
+
+
 def test_a_node_that_serves_is_ready_unless_something_keeps_it() -> None:
     health = Health(Clock(), 10_000)
     why = ""

@@ -258,6 +258,19 @@ def test_a_plan_is_made_up_and_can_be_carried_out(server: AdminServer, run: Run)
     assert set(both) == {"current", "proposed"}
 
 
+@pytest.mark.parametrize("wanted", [1, 2, 4])
+def test_a_plan_may_change_the_number_of_replicas(server: AdminServer, run: Run, wanted: int) -> None:
+    """From one node to several: the topics of the first one have one replica each, the internal ones too."""
+    made = run("partition", "reassign", "--generate", "--topic", "a", "--replication-factor", str(wanted))
+    assert made.code == 0, made.err
+    replicas = [part["replicas"] for part in made.json["partitions"]]
+    assert replicas
+    assert {len(set(each)) for each in replicas} == {wanted}
+    held = [sum(broker in each for each in replicas) for broker in (1, 2, 3, 4)]
+    assert max(held) - min(held) <= 1
+    assert run("partition", "reassign", "--plan", "-", stdin=made.out).code == 0
+
+
 def test_it_can_be_waited_for(server: AdminServer, run: Run) -> None:
     def catch_up() -> None:
         deadline = time.monotonic() + 30
@@ -290,6 +303,8 @@ def test_it_can_be_waited_for(server: AdminServer, run: Run) -> None:
         (("--generate", "-t", "a", "--brokers", "1,x"), "write ids with commas"),
         (("--generate", "-t", "a", "--brokers", "1,9"), "broker 9 is not up"),
         (("--generate", "-t", "a", "--brokers", "1,2"), "3 replicas need 3 brokers"),
+        (("--generate", "-t", "a", "--replication-factor", "9"), "9 replicas need 9 brokers"),
+        (("a-0=1", "--replication-factor", "2"), "--replication-factor needs --generate"),
         (("a-0=1", "--throttle", "fast"), "write bytes per second"),
         (
             (

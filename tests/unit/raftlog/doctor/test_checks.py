@@ -260,11 +260,16 @@ FOUND: list[tuple[str, str, str, Mapping[str, Any]]] = [
     ("group-empty-with-lag", "note", "a lag of 90", groups(0, lag(10))),
     ("topic-unwritable", "error", "replicas: 3, min.insync.replicas: 4", orders(WHOLE, min_insync_replicas="4")),
     ("topic-no-slack", "warning", "replicas: 3, min.insync.replicas: 3", orders(WHOLE, min_insync_replicas="3")),
-    ("topic-single-replica", "warning", "reassign orders-0=1,2,3;", orders(partition(0, [1]), min_insync_replicas="1")),
     (
         "topic-single-replica",
         "warning",
-        "reassign orders-0=1,2,3",
+        "--topic orders --replication-factor 3 ",
+        orders(partition(0, [1]), min_insync_replicas="1"),
+    ),
+    (
+        "topic-single-replica",
+        "warning",
+        "--topic orders --replication-factor 3 ",
         {
             **brokers(broker(1), broker(2), broker(3, fenced=True)),
             **orders(partition(0, [1]), min_insync_replicas="1"),
@@ -699,7 +704,10 @@ def test_replication_factors_are_recommended_only_where_the_servers_have_lower_o
     ]
     picture = healthy(**orders(partition(0, [1]), min_insync_replicas="1"), **nodes(*servers))
     [found] = found_by("topic-single-replica", picture)
-    assert found.remedy == f"give them more: raftlog partition reassign orders-0=1,2,3{said}"
+    assert found.remedy == (
+        "give them more: raftlog partition reassign --generate --topic orders --replication-factor 3 > plan.json, then "
+        f"raftlog partition reassign --plan plan.json{said}"
+    )
 
 
 def test_gaps_of_one_list_are_told_together_and_shortened() -> None:
