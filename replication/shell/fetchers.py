@@ -36,6 +36,9 @@ from replication.token_bucket import TokenBucket
 logger = logging.getLogger(__name__)
 
 HELLO_TIMEOUT_S: Final = 1.0
+LONGEST_HELLO_TIMEOUT_S: Final = 4.0
+"""The timeout doubles up to this one: a leader that lacks CPU time may never answer within the first. gRPC itself ends
+the wait for a connection that is not made within a second."""
 OF_USE_S: Final = 1.0
 """A shorter stream does not reset the pauses: the leader accepts streams, and breaks them for some reason."""
 CLEAN_UP_S: Final = 3.0
@@ -206,6 +209,9 @@ class LeaderLink:
         self._rng = rng
         self._wake_timer = WakeTimer()
         self._look_up = asyncio.Event()
+        self._hello_timeout_s = HELLO_TIMEOUT_S
+        self._hello: asyncio.Timeout | None = None
+        """While the leader is to answer the hello."""
         self._address: str | None = None
         self._up = False
         self._up_ms = 0.0
@@ -232,6 +238,8 @@ class LeaderLink:
         """Dial again if the leader's address has changed, or is known now."""
         if self._address_of(self._leader_id) != self._address:
             self._look_up.set()
+            if self._hello is not None and not self._hello.expired():
+                self._hello.reschedule(asyncio.get_running_loop().time())
 
     async def close(self) -> None:
         """Stop dialling and end the stream."""
@@ -284,11 +292,18 @@ class LeaderLink:
         )()
         tasks: list[asyncio.Task[None]] = []
         try:
-            async with asyncio.timeout(HELLO_TIMEOUT_S):
-                self.session.connected(now_ms())
-                await call.write(self.session.take_request(now_ms()))
-                if WELCOME not in tuple(await call.initial_metadata()):
-                    return await _ending(call)
+            try:
+                async with asyncio.timeout(self._hello_timeout_s) as self._hello:
+                    self.session.connected(now_ms())
+                    await call.write(self.session.take_request(now_ms()))
+                    if WELCOME not in tuple(await call.initial_metadata()):
+                        return await _ending(call)
+            except TimeoutError:
+                self._hello_timeout_s = min(2 * self._hello_timeout_s, LONGEST_HELLO_TIMEOUT_S)
+                raise
+            finally:
+                self._hello = None
+            self._hello_timeout_s = HELLO_TIMEOUT_S
             self._say_up()
             tasks = [
                 asyncio.create_task(self._read(call), name=f"replica-link-{self._leader_id}-read"),

@@ -10,11 +10,15 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import random
 import shutil
 import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +29,7 @@ import yaml
 from cryptography.hazmat.primitives import serialization
 
 from raftlog.testing import CertificateAuthority
+from raftlog.testing.layout import free_ports
 from tools import docker, java
 from tools.go_programs import HELM
 from tools.helm import CHART, EXAMPLES
@@ -40,6 +45,8 @@ PLANNED_S = 5.0
 between look-ups of a name were 8 to 10 s."""
 UNPLANNED_S = 15.0
 """The same after a pod or a node has vanished: time-outs of a broker's session, of an election and of the clients."""
+STORM_S = 30.0
+"""The same while pods are deleted so often that two brokers or controllers are away at a time."""
 PATIENCE_S = 300.0
 IMAGE = "raftlog:0.1.0"
 PREVIOUS = "raftlog:previous"
@@ -80,6 +87,8 @@ class Release:
         self.acked = 0
         """Records of the last workload."""
         self._values = merged({"insecure": True}, BASE, values)
+        self._before = self._values
+        """The values of the revision before."""
         self._file = directory / f"{namespace}.json"
         self._helm = str(HELM.find_or_build())
 
@@ -101,9 +110,14 @@ class Release:
         self.upgrade({}, "--install", "--create-namespace", "--wait", "--wait-for-jobs")
 
     def upgrade(self, values: Values, *arguments: str, chart: Path = CHART) -> None:
-        self._values = merged(self._values, values)
+        self._before, self._values = self._values, merged(self._values, values)
         self._file.write_text(json.dumps(self._values))
         self.helm("upgrade", "logs", str(chart), "--values", str(self._file), "--timeout", "300s", *arguments)
+
+    def rollback(self) -> None:
+        """Go back to the revision before the last upgrade."""
+        self.helm("rollback", "logs", "--wait", "--wait-for-jobs", "--timeout", "300s")
+        self._values = self._before
 
     def test(self) -> None:
         """Run `helm test`, which leaves no topic behind."""
@@ -131,6 +145,9 @@ class Release:
 
     def address_of(self, pod: str) -> str:
         return str(self.get("pod", pod)["status"]["podIP"])
+
+    def uid_of(self, pod: str) -> str:
+        return str(self.get("pod", pod)["metadata"]["uid"])
 
     def pods(self) -> dict[str, tuple[str, int]]:
         """Return the ids of the servers' pods, with their restarts: the same as before if none was touched."""
@@ -402,6 +419,18 @@ def test_a_broker_is_deleted_by_force(apart: Release, pod: str) -> None:
         apart.kubectl("delete", "pod", f"logs-raftlog-{pod}", "--force", "--grace-period=0")
 
 
+def test_pods_are_deleted_by_force_again_and_again(apart: Release) -> None:
+    seed = random.randrange(1 << 32)
+    print(f"\nseed {seed}")
+    rng = random.Random(seed)
+    with step(apart, "a pod deleted by force every few seconds, for a minute", STORM_S):
+        end_s = time.monotonic() + 60
+        while time.monotonic() < end_s:
+            pod = f"logs-raftlog-{rng.choice(['broker', 'broker', 'controller'])}-{rng.randrange(3)}"
+            apart.kubectl("delete", "pod", pod, "--force", "--grace-period=0", "--ignore-not-found")
+            time.sleep(rng.uniform(2, 8))
+
+
 def test_a_broker_that_runs_out_of_memory_comes_back(apart: Release) -> None:
     pod = "logs-raftlog-broker-1"
     eaters = """for each in $(seq 16); do
@@ -461,6 +490,22 @@ def test_a_wrong_configuration_stops_at_the_first_pods_and_is_taken_back(apart: 
         apart.upgrade({"config": {"broker.lease.ms": None}})
 
 
+def test_a_rollback_takes_back_the_configuration_and_that_of_topics(apart: Release) -> None:
+    with step(apart, "upgrade, and rollback in the middle of it", UNPLANNED_S):
+        apart.upgrade({"topics": [TOPIC, {"name": "kept", "config": {"retention.ms": "3h"}}]})
+        apart.upgrade(
+            {
+                "topics": [TOPIC, {"name": "kept", "config": {"retention.ms": "1h"}}],
+                "config": {"broker.lease.ms": "9s"},
+            }
+        )
+        assert "3600000" in apart.raftlog("config", "describe", "topic", "kept")
+        until("broker that refuses its configuration", lambda: "broker.lease.ms=9000" in last_words(apart, "broker-2"))
+        apart.rollback()
+        apart.rolled_out()
+        assert "10800000" in apart.raftlog("config", "describe", "topic", "kept")
+
+
 def test_a_job_that_fails_leaves_the_servers_alone(apart: Release) -> None:
     before = apart.pods()
     with step(apart, "topics that are refused, and more partitions", PLANNED_S):
@@ -510,6 +555,32 @@ def test_pods_go_on_without_their_kubelet(apart: Release) -> None:
         finally:
             apart.cluster.start_kubelet("n2")
         apart.cluster.kubectl("wait", "--for=condition=Ready", "node/n2", "--timeout=120s")
+
+
+def test_pods_that_are_deleted_by_force_on_a_lost_node_go_on_until_it_is_back(apart: Release) -> None:
+    """Kubernetes forgets the pods, but nothing stops their containers."""
+    with step(apart, "kubelet of n3 stopped, its pods deleted by force", UNPLANNED_S):
+        names = [each["metadata"]["name"] for each in apart.get("pods", "--field-selector=spec.nodeName=n3")["items"]]
+        pods = [each for each in names if each in apart.pods()]
+        assert pods
+        before = {each: apart.uid_of(each) for each in pods}
+        apart.cluster.stop_kubelet("n3")
+        try:
+            apart.kubectl("delete", "pod", *pods, "--force", "--grace-period=0")
+            time.sleep(20)
+            brokers = json.loads(apart.raftlog("broker", "list", "-o", "json"))
+            assert {each["state"] for each in brokers} == {"active"}
+        finally:
+            apart.cluster.start_kubelet("n3")
+        apart.cluster.kubectl("wait", "--for=condition=Ready", "node/n3", "--timeout=120s")
+        for each in pods:
+            until(f"another {each}", partial(is_another, apart, each, before[each]))
+
+
+def is_another(release: Release, pod: str, uid: str) -> bool:
+    """Whether a pod was made anew, and runs."""
+    found = release.get("pod", pod)
+    return bool(found["metadata"]["uid"] != uid and found["status"]["phase"] == "Running")
 
 
 def test_a_node_is_cut_off_from_the_network(apart: Release) -> None:
@@ -563,6 +634,33 @@ def test_a_fourth_broker_takes_its_share_has_a_full_volume_and_leaves_again(apar
         apart.upgrade({"brokers": {"replicas": 3}})
         assert decommission.wait(PATIENCE_S) == 0
         apart.kubectl("delete", "pvc", claim)
+
+
+def test_two_brokers_are_added_at_once_taken_away_by_a_rollback_and_leave_in_order(apart: Release) -> None:
+    with step(apart, "three brokers to five at once, rebalanced", PLANNED_S):
+        apart.upgrade({"brokers": {"replicas": 5}})
+        apart.rolled_out("broker")
+        apart.raftlog("cluster", "rebalance", "--execute")
+        assert min(replicas_on(apart, each) for each in (3, 4)) > 0
+    with step(apart, "both taken away with their replicas by a rollback, and back", PATIENCE_S):
+        apart.rollback()
+        for each in (3, 4):
+            apart.kubectl("wait", "--for=delete", f"pod/logs-raftlog-broker-{each}", "--timeout=180s")
+        assert apart.raftlog("topic", "describe", "--under-min-isr", "-o", "json") != "[]\n"
+        apart.upgrade({"brokers": {"replicas": 5}})
+        apart.rolled_out("broker")
+    for each in (4, 3):
+        with step(apart, f"broker-{each} decommissioned", PLANNED_S):
+            decommission = apart.begin("raftlog", "broker", "decommission", str(each), "--wait")
+            until("broker without replicas", partial(is_empty, apart, each))
+            apart.upgrade({"brokers": {"replicas": each}})
+            assert decommission.wait(PATIENCE_S) == 0
+            apart.kubectl("delete", "pvc", f"data-logs-raftlog-broker-{each}")
+
+
+def is_empty(release: Release, broker_id: int) -> bool:
+    """Whether a broker has no replicas."""
+    return replicas_on(release, broker_id) == 0
 
 
 def is_full(release: Release) -> bool:
@@ -738,9 +836,14 @@ def certificate(authority: CertificateAuthority, name: str, hosts: list[str], no
     return {"tls.crt": content.decode(), "tls.key": key.decode(), "ca.crt": authority.ca_file.read_text()}
 
 
-def secrets(authority: CertificateAuthority, namespace: str, passwords: str) -> dict[str, dict[str, str]]:
-    """Return new certificates of brokers and controllers, and the passwords of two users."""
-    hosts = [f"logs-raftlog.{namespace}.svc", f"*.logs-raftlog-broker.{namespace}.svc", "127.0.0.1"]
+def secrets(
+    authority: CertificateAuthority, namespace: str, passwords: str, *outside: str
+) -> dict[str, dict[str, str]]:
+    """Return new certificates of brokers and controllers, and the passwords of two users.
+
+    `outside`: further names of the brokers, for clients outside of Kubernetes.
+    """
+    hosts = [f"logs-raftlog.{namespace}.svc", f"*.logs-raftlog-broker.{namespace}.svc", "127.0.0.1", *outside]
     controllers = [f"*.logs-raftlog-controller.{namespace}.svc"]
     return {
         "brokers": certificate(authority, "brokers", hosts, [0, 1, 2]),
@@ -851,6 +954,81 @@ def test_a_broker_of_a_secured_cluster_is_deleted_by_force(secured: Release) -> 
 def test_a_stranger_may_nothing(secured: Release) -> None:
     with pytest.raises(StepFailed, match="User:shop may not"):
         secured.raftlog("topic", "create", "other")
+
+
+# Clients outside of Kubernetes
+
+
+def test_clients_outside_go_on_through_restarts(
+    cluster: Cluster, authority: CertificateAuthority, tmp_path: Path
+) -> None:
+    """Each broker at a port of a node, with TLS and users; the workload is a process of this machine."""
+    namespace, ports = "outside", (31001, 31002, 31003)
+    cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
+    (node,) = [
+        each["address"]
+        for each in json.loads(cluster.kubectl("get", "node", NODES[1], "-o", "json"))["status"]["addresses"]
+        if each["type"] == "InternalIP"
+    ]
+    given = secrets(authority, namespace, "first", node)
+    cluster.apply(*(secret(namespace, *each) for each in given.items()))
+    acl = {"principal": "User:shop", "operations": ["All"]}
+    values: Values = {
+        "insecure": False,
+        "tls": {"enabled": True, "secrets": {"brokers": "brokers", "controllers": "controllers"}},
+        "auth": {"enabled": True, "authorizer": "acl", "admin": {"user": "admin", "secret": "admin"}},
+        "externalAccess": {"enabled": True, "type": "NodePort", "hosts": [node], "nodePorts": ports},
+        "topics": [TOPIC],
+        "users": [{"name": "shop", "secret": "shop"}],
+        "acls": [
+            {**acl, "resource": {"type": "topic", "name": "live"}},
+            {**acl, "resource": {"type": "group", "name": "live-readers"}},
+        ],
+    }
+    release = Release(cluster, namespace, values, tmp_path)
+    (tmp_path / "password").write_text(given["shop"]["password"])
+    of_client = {
+        "BOOTSTRAP": ",".join(f"{node}:{port}" for port in ports[:2]),
+        "SECURITY_PROTOCOL": "sasl_ssl",
+        "SSL_CA_LOCATION": str(authority.ca_file),
+        "SASL_MECHANISM": "SCRAM-SHA-512",
+        "SASL_USERNAME": "shop",
+        "SASL_PASSWORD_LOCATION": str(tmp_path / "password"),
+    }
+    (port,) = free_ports(1)
+    command = [sys.executable, str(Path(__file__).parent / "workload.py"), "live", str(RATE), str(port)]
+    environment = {**os.environ, **{f"RAFTLOG_{name}": value for name, value in of_client.items()}}
+
+    def ask(what: str) -> Any:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/{what}", timeout=400) as answer:
+            return json.load(answer)
+
+    try:
+        release.install()
+        release.test()
+        with (
+            (tmp_path / "workload.log").open("w") as log,
+            subprocess.Popen(command, env=environment, stderr=log) as workload,
+        ):
+            try:
+                until("the workload's first records", lambda: ask("step")["acked"] > 0)
+                release.restart("broker")
+                restarted = ask("step")
+                before = release.uid_of("logs-raftlog-broker-1")
+                release.kubectl("delete", "pod", "logs-raftlog-broker-1", "--force", "--grace-period=0")
+                until("the broker's new pod", lambda: release.uid_of("logs-raftlog-broker-1") != before)
+                release.rolled_out("broker")
+                deleted = ask("step")
+                result = ask("finish")
+            finally:
+                workload.terminate()
+        print(f"\noutside: {json.dumps([restarted, deleted, result])}")
+        assert restarted["gap_s"] <= PLANNED_S
+        assert deleted["gap_s"] <= UNPLANNED_S
+        assert result["acked"] == result["sent"] > 0
+        assert (result["lost"], result["duplicates"], result["errors"]) == (0, 0, [])
+    finally:
+        release.remove()
 
 
 # Both roles in each pod

@@ -309,6 +309,15 @@ def test_tls_is_turned_on_in_steps_in_which_nodes_understand_each_other(helm: Pa
         assert spoken[here + 1] in taken[here]
 
 
+def test_topics_users_and_acls_are_applied_after_a_rollback_as_well(helm: Path, tmp_path: Path) -> None:
+    """`helm rollback` brings back the older ConfigMap; without the job, topics would keep the newer configuration."""
+    file = tmp_path / "values.yaml"
+    file.write_text(json.dumps({"insecure": True, "topics": [{"name": "orders"}]}))
+    (job,) = [each for each in documents(tool.render(helm, "--values", str(file)).stdout) if each["kind"] == "Job"]
+    hooks = job["metadata"]["annotations"]["helm.sh/hook"].split(",")
+    assert set(hooks) == {"post-install", "post-upgrade", "post-rollback"}
+
+
 COMMANDS_OF_THE_IMAGE = ("cat", "date", "rm", "sort", "touch", "tr")
 """Of coreutils; the image has neither diffutils nor findutils nor grep."""
 FAKE_RAFTLOG = """#!/bin/sh

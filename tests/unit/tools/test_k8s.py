@@ -105,3 +105,19 @@ def test_the_image_of_one_program(tmp_path: Path) -> None:
         (described,) = json.load(manifest)
     assert described["RepoTags"] == [cluster.PAUSE_IMAGE]
     assert {described["Config"], *described["Layers"]} < set(names)
+
+
+@pytest.mark.parametrize(("version", "file", "shares"), [(1, "cpu.shares", "4096"), (2, "cpu.weight", "400")])
+def test_the_pods_of_a_node_get_more_cpu_time_than_one_other_process(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: int, file: str, shares: str
+) -> None:
+    monkeypatch.setattr(cluster, "_CGROUPS", tmp_path)
+    root = tmp_path if version == 2 else tmp_path / "cpu"
+    own = root / f"{cluster.NAME}-n1"
+    own.mkdir(parents=True)
+    (root / "cgroup.procs").touch()
+    if version == 2:
+        (root / "cgroup.controllers").write_text("cpu memory")
+    (own / file).write_text("the normal share")
+    cluster._make_cgroups("n1")
+    assert (own / file).read_text() == shares

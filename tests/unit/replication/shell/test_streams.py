@@ -543,6 +543,68 @@ def test_a_leader_that_welcomes_and_breaks_every_stream_is_dialled_with_growing_
     run(scenario)
 
 
+class Hesitant:
+    """A leader that accepts connections at once, and each stream only after a while, as one without CPU time does."""
+
+    def __init__(self, pause_s: float) -> None:
+        self.pause_s = pause_s
+        self.asked = 0
+        (self.port,) = free_ports(1)
+        self._server: aio.Server | None = None
+
+    async def Replicate(self, request_iterator: object, context: aio.ServicerContext[Any, Any]) -> None:
+        self.asked += 1
+        await asyncio.sleep(self.pause_s)
+        await context.send_initial_metadata((WELCOME,))
+        await asyncio.sleep(600)
+
+    async def __aenter__(self) -> Hesitant:
+        self._server = aio.server(options=SERVER_OPTIONS)
+        stream = grpc.stream_stream_rpc_method_handler(self.Replicate, ReplicateRequest.FromString, bytes)
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: stream}),))
+        assert self._server.add_insecure_port(f"127.0.0.1:{self.port}") == self.port
+        await self._server.start()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        assert self._server is not None
+        await self._server.stop(0)
+
+
+def test_a_leader_that_is_slow_to_answer_is_given_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it is asked anew again and again, and the partition waits until its followers have left the ISR."""
+    monkeypatch.setattr(fetchers_module, "HELLO_TIMEOUT_S", 0.05)
+
+    async def scenario() -> None:
+        async with Hesitant(0.5) as leader:
+            fetchers = fetchers_of(leader.port)
+            fetchers.follow(Followed(MemoryLog()), LEADER)
+            await until(lambda: fetchers.troubles() == {})
+            assert leader.asked > 1
+            await fetchers.close()
+
+    run(scenario)
+
+
+def test_a_leader_that_moves_before_it_has_answered_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetchers_module, "HELLO_TIMEOUT_S", 600.0)
+
+    async def scenario() -> None:
+        led = Led(MemoryLog([1]))
+        leader = Leader(led)
+        await leader.start()
+        async with Hesitant(600) as before:
+            address = [f"127.0.0.1:{before.port}"]
+            async with following(leader, Followed(MemoryLog()), address_of=lambda leader_id: address[0]) as fetchers:
+                await until(lambda: before.asked > 0)
+                address[0] = leader.address
+                fetchers.endpoints_changed()
+                await until(lambda: led.high_watermark == 1)
+        await leader.stop()
+
+    run(scenario)
+
+
 def test_a_stream_that_was_of_use_is_dialled_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetchers_module, "OF_USE_S", 0.2)
     monkeypatch.setattr(fetchers_module, "FIRST_RETRY_S", 600.0)
