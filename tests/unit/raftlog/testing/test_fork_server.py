@@ -53,8 +53,9 @@ PARENT = """
 import os, sys
 from pathlib import Path
 from raftlog.testing.dependent_process import ForkServer
+fork_server = ForkServer(os.environ)  # without this name it would end at once, and its server with it
 with open(os.devnull, "ab") as nothing:
-    forked = ForkServer(os.environ).start(["sleep"], os.environ, Path("/"), nothing.fileno())
+    forked = fork_server.start(["sleep"], os.environ, Path("/"), nothing.fileno())
 print(forked.pid, flush=True)
 sys.stdin.read()
 """
