@@ -37,6 +37,10 @@ ASSIGNORS: Final = ("sticky", "range", "roundrobin")
 _ASSIGNOR_NAME = re.compile(r"[a-zA-Z0-9._-]{1,100}", re.ASCII)
 
 
+def _is_limit(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) <= 9
+
+
 def connection_overrides(value: Value) -> str | None:
     assert isinstance(value, tuple)
     for each in value:
@@ -45,7 +49,7 @@ def connection_overrides(value: Value) -> str | None:
             ip_address(host.strip("[]"))
         except ValueError:
             return f"{each[:60]!r} is not ADDRESS:NUMBER, such as 10.0.0.1:500"
-        if not limit.isascii() or not limit.isdecimal() or len(limit) > 9:
+        if not _is_limit(limit):
             return f"{each[:60]!r} does not end in a number of connections"
     return None
 
@@ -109,7 +113,7 @@ def limits_of_users(text: str) -> dict[str, int]:
         principal, _, limit = each.rpartition(":")
         if not principal.startswith(USER_PREFIX) or principal == USER_PREFIX:
             raise ValueError(f"{each[:60]!r} is not User:NAME:LIMIT, such as User:alice:50000")
-        if not limit.isascii() or not limit.isdecimal() or len(limit) > 9:
+        if not _is_limit(limit):
             raise ValueError(f"{each[:60]!r} does not end in a limit, such as User:alice:50000")
         if principal in limits:
             raise ValueError(f"{principal[:60]!r} has two limits")

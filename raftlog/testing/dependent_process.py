@@ -239,7 +239,8 @@ def _serve(control: socket.socket, run: Callable[[], NoReturn]) -> None:
                             each.close()
                         _become_server(parent, ties, arguments, environment, cwd, output, run)
                     os.close(ties)
-                    os.read(tied, 1)  # until it ends with this process: nobody may pause it before that
+                    # Wait until the child is sure to end with this process. Only then may others know its id.
+                    os.read(tied, 1)
                     pidfd = os.pidfd_open(pid)
                     running[pidfd] = pid, status
                     selector.register(pidfd, selectors.EVENT_READ)
