@@ -1996,10 +1996,10 @@ class Transactions:
 
 _TICK_S: Final = 0.05
 """How often deadlines are checked."""
-_FIRST_PARTITION: Final = random.getrandbits(16)
-"""With the process id: the partition that records without a key begin with, in each topic. Forked processes differ.
+_first_partitions: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, int] = weakref.WeakKeyDictionary()
+"""By event loop: the partition that records without a key begin with, in each topic. It is drawn at random.
 
-The producers of a process begin with the same one, so that those with the same rhythm share messages.
+The producers of a loop begin with the same one, so that those with the same rhythm share messages.
 """
 
 
@@ -2046,6 +2046,7 @@ class ProducerEngine:
             owner=self,
         )
         self._partitioner = partitioner
+        self._first_partition = _first_partitions.setdefault(loop, random.getrandbits(16))
         self._wake_pending = False
         self._room_alarms: list[Alarm] = []
         """The alarms of threads that wait for memory."""
@@ -2187,7 +2188,7 @@ class ProducerEngine:
                     view,
                     self._partitioner,
                     idempotent=self.ids is not None,
-                    first=_FIRST_PARTITION + self._pid,
+                    first=self._first_partition,
                 )
             return queues
 

@@ -56,7 +56,8 @@ def test_processes_that_send_one_record_each_spread_them_over_the_partitions(mon
         cluster.create_topic("t", 4)
         partitions = []
         for first in range(4):  # what differs from process to process
-            monkeypatch.setattr(produce_stream, "_FIRST_PARTITION", first)
+            monkeypatch.setattr(produce_stream, "_first_partitions", {})
+            monkeypatch.setattr(random, "getrandbits", lambda _, first=first: first)
             with Producer(cluster.bootstrap) as producer:
                 partitions.append(producer.send("t", b"one").result(30).partition)
         assert sorted(partitions) == [0, 1, 2, 3]
