@@ -425,7 +425,8 @@ class BrokerConfig(Settings):
         own=True,
         doc="Most calls a second of one user, or of one address whose clients have no login, that are refused because "
         "of a limit or a quota; five times as many at once. Above that, the user is shut out, as with "
-        "max.short.stream.rate.",
+        "max.short.stream.rate. Against an address count its calls without a valid token, ten times, and its failed "
+        "logins, a hundred times; above the rate, connections are closed that go on with them.",
     )
     max_transactional_ids_per_user = integer(
         10_000,

@@ -26,7 +26,7 @@ from broker.net.connections import MAX_RATES, remembered
 from broker.net.interceptors import Rarely, RewrittenHandlers, calls_of, calls_of_request, host_of, preceded
 from broker.security.caller import Caller, caller, network_of
 from broker.security.client_listener import UNKNOWN_HOST
-from broker.security.identify import AUTHENTICATE
+from broker.security.identify import AUTHENTICATE, Refusal
 from raftlog._client.connections import refuse
 from raftlog._core.security.acls import ANONYMOUS, NODE_PREFIX
 from raftlog.errors import BrokerOverloaded, RaftlogError, ThrottlingQuotaExceeded
@@ -49,6 +49,9 @@ MOST_DELAY_MS: Final = 5_000.0
 REFUSED_OF_PEER: Final = 10.0
 """Refused calls a second of one connection that do not count against its user; ten times as many at once. A client that
 waits before it tries again stays below, and so do any number of such clients."""
+STRANGE_OF_PEER: Final = 2.0
+"""Refused calls a second of one connection whose client has no login, that do not count against its network; ten times
+as many at once. After a restart of a broker its clients come with old tokens, and are refused once for each call."""
 _CARRY_RECORDS: Final = frozenset({"/raftlog.v1.Log/Produce", "/raftlog.v1.Log/Fetch"})
 UNUSED_BURST_MS: Final = 10_000.0
 """A user may give up at once as many unused streams as its rate allows in this time."""
@@ -108,10 +111,12 @@ class ShutOuts:
         """Return the limit for which a name is shut out."""
         return self._shut_out[name].limit
 
-    def count(self, name: str, kind: str, rate: float, now_ms: float, burst_ms: float = BURST_MS) -> None:
+    def count(
+        self, name: str, kind: str, rate: float, now_ms: float, burst_ms: float = BURST_MS, *, calls: int = 1
+    ) -> None:
         """Count a call of a kind that may come `rate` times a second, and at once as often as in `burst_ms`.
 
-        Those of a name that is shut out do not count.
+        `calls`: as how many it counts. Those of a name that is shut out do not count.
         """
         pace = self._shut_out.get(name) or remembered(self._paces, name, self._Pace, self._most)
         if now_ms < pace.until_ms:
@@ -119,7 +124,7 @@ class ShutOuts:
         bucket = pace.buckets.get(kind)
         if bucket is None:
             bucket = pace.buckets[kind] = TokenBucket(rate, burst_ms)
-        bucket.take(1, now_ms)
+        bucket.take(calls, now_ms)
         if bucket.ready_at_ms(now_ms) > now_ms and (name in self._shut_out or self._has_room(now_ms)):
             again = now_ms - pace.until_ms < pace.shut_out_ms
             pace.shut_out_ms = min(MAX_SHUT_OUT_MS, 2 * pace.shut_out_ms) if again else SHUT_OUT_MS
@@ -234,6 +239,8 @@ class CallLimits(RewrittenHandlers):
         self._open: Counter[tuple[str, str]] = Counter()
         self._peers: dict[str, TokenBucket] = {}
         """Refused calls by connection."""
+        self._strangers: dict[str, TokenBucket] = {}
+        """Likewise, of clients without a login."""
         self._unused_of_peers: dict[str, TokenBucket] = {}
         self._logged = Rarely()
         self.refused: Counter[str] = Counter()
@@ -297,28 +304,34 @@ class CallLimits(RewrittenHandlers):
             self._note(MAX_CALL_RATE, name, who.host)
         return max(0.0, delay_ms)
 
-    def refused_stranger(self, peer: str, host: str) -> None:
-        """Count a call without a login, or a login out of turn; beyond the rate of its network, close its connection.
+    def refused_stranger(self, peer: str, host: str, cost: Refusal) -> None:
+        """Count a call that was refused for want of a login, a login out of turn, or a login that failed.
 
-        Such networks lose nothing else: clients there that have a token, or log in, are served.
+        Some of each connection do not count, so that clients whose tokens have expired, or that have waited for their
+        turn, lose nothing. Beyond the rate of its network, a connection is closed that goes on. Clients of such a
+        network that have a token, or log in, are served.
         """
         if host == UNKNOWN_HOST:
             return
         name, now_ms = f"clients of {network_of(host)} without a login", self._clock.monotonic_ms()
-        if self._shut_outs.until_ms(name) > now_ms:
+        of_peer = remembered(self._strangers, peer, lambda: TokenBucket(STRANGE_OF_PEER, 10_000.0))
+        if of_peer.ready_at_ms(now_ms) <= now_ms:
+            of_peer.take(cost.of_peer, now_ms)
+        elif self._shut_outs.until_ms(name) > now_ms:
             self._note(MAX_REFUSED_CALL_RATE, name, host)
             self.end_connection(peer, MAX_REFUSED_CALL_RATE)
         else:
-            self._shut_outs.count(name, MAX_REFUSED_CALL_RATE, self._refused_rate, now_ms)
+            self._shut_outs.count(name, MAX_REFUSED_CALL_RATE, self._refused_rate, now_ms, calls=cost.of_network)
 
     async def turn_out(self, context: Any, name: str, host: str) -> None:
         """Refuse a call of a user or address that is shut out, and close its connection; return if it is not."""
         refusal = self.shut_out(name, host)
         if refusal is not None:
+            peer = context.peer()  # gRPC does not name the peer of a finished call
             try:
                 await refuse(context, grpc.StatusCode.RESOURCE_EXHAUSTED, refusal)
             finally:  # once the client has its status
-                self.end_connection(context.peer(), self._shut_outs.limit_of(name))
+                self.end_connection(peer, self._shut_outs.limit_of(name))
 
     def _who(self, context: Any) -> tuple[str, str, str]:
         """Return the caller's user, its address, and the name by which its calls count; each "" if it has no limit."""

@@ -316,6 +316,9 @@ UNUSED_BURST_S: Final = 10.0
 UNUSED_DEBT_S: Final = 5.0
 """All are dropped once a network has opened what its rate allows in this further time, and for as long at most: so an
 honest client there has its turn soon after a flood."""
+ENDED_COUNTS: Final = 10
+"""As how many a connection counts that had no login, and went on with calls that were refused until it was ended: each
+one brings hundreds of calls, which cost more than a connection that is silent."""
 MAX_HELD_NETWORKS: Final = 128
 """Networks that the kernel holds back at a time. Each adds instructions to the filter, which the kernel runs for each
 new connection, and which has to fit into `net.core.optmem_max`."""
@@ -342,9 +345,9 @@ class UnusedConnections:
         self._beyond: set[str] = set()
         """Networks whose level was above the burst."""
 
-    def opened(self, network: str, now_ms: float) -> None:
-        """Count a connection that is not used yet, or that a limit has refused."""
-        level = min(self._burst + 2 * self._debt, self._level(network, now_ms) + 1)
+    def opened(self, network: str, now_ms: float, connections: int = 1) -> None:
+        """Count a connection that is not used yet, or that a limit has refused; `connections`: as how many."""
+        level = min(self._burst + 2 * self._debt, self._level(network, now_ms) + connections)
         remembered(self._levels, network, lambda: (0.0, now_ms))
         self._levels[network] = level, now_ms
         if level > self._burst:
@@ -620,6 +623,8 @@ class ConnectionWatch:
         if found.inode not in self._ended:
             self._ended.add(found.inode)
             self._limits.refused[limit] += 1
+            if found.port in self._strangers.get(found.host, {}):
+                self._unused.opened(network_of(found.host), self._clock.monotonic_ms(), ENDED_COUNTS)
             _shut_down(found)
 
     def _is_no_peer(self, found: _Found) -> None:

@@ -62,6 +62,7 @@ from broker.security.users import Users
 from raftlog._client.connections import refuse
 from raftlog._core.security.acls import ANONYMOUS, NODE_PREFIX, RESERVED, USER_PREFIX, why_no_name
 from raftlog.errors import AuthenticationFailed, BrokerOverloaded, InvalidRequestError, RequestTimedOut, TokenExpired
+from raftlog.v1.common_pb2 import SASL_AUTHENTICATION_FAILED
 from raftlog.v1.security_pb2 import UNKNOWN_MECHANISM
 from raftmeta.credentials import Credential, Mechanism
 from raftmeta.quorum.peer_identity import node_ids_named, node_ids_of
@@ -328,6 +329,21 @@ class Turns:
         newest.set_result(False)
 
 
+class Refusal(NamedTuple):
+    """As how many calls counts what a client without a login was refused: of its connection's, and of its network's."""
+
+    of_peer: int
+    of_network: int
+
+
+OUT_OF_TURN: Final = Refusal(1, 1)
+"""A login, since there were too many at a time; honest clients are many after a restart of a broker."""
+NO_LOGIN: Final = Refusal(1, 10)
+"""A call without a valid token; honest clients have one or a few after a restart, and log in."""
+FAILED_LOGIN: Final = Refusal(5, 100)
+"""A wrong password or token, which costs two calls with cryptography; honest clients rarely try twice."""
+
+
 class Identify(RewrittenHandlers):
     """The interceptor; it has to be the outermost one. Call `check` when credentials may have changed.
 
@@ -372,8 +388,9 @@ class Identify(RewrittenHandlers):
         self._logged = Rarely()
         self.logged_in: Callable[[str], None] = lambda peer: None
         """Called with the peer of each call that is let in; the listener's, once there is one."""
-        self.refused: Callable[[str, str], None] = lambda peer, host: None
-        """Called with peer and address of each call that was refused for want of a login, or of a turn to log in."""
+        self.refused: Callable[[str, str, Refusal], None] = lambda peer, host, cost: None
+        """Called with peer and address of each call that was refused for want of a login, or of a turn to log in, and
+        of each login that failed."""
         self._refusing: Any = grpc.stream_stream_rpc_method_handler(self._refuse)
         """Serves calls of every kind: it reads no request and writes no response."""
         self.turn_out: Callable[[Any, str, str], Awaitable[None]] = _let_in
@@ -426,10 +443,11 @@ class Identify(RewrittenHandlers):
         raise AssertionError("a handler serves one kind of call")
 
     async def _refuse(self, requests: Any, context: Any) -> None:
+        peer = context.peer()  # gRPC does not name the peer of a finished call
         try:
             await refuse(context, grpc.StatusCode.UNAUTHENTICATED, _why.get())
         finally:
-            self.refused(context.peer(), self.host_of(context.peer()))
+            self.refused(peer, self.host_of(peer), NO_LOGIN)
 
     # Identification
 
@@ -522,7 +540,12 @@ class Identify(RewrittenHandlers):
             if isinstance(request, Unread) and request.too_long:  # the handler refuses it
                 self._long_logins.count(source, self._clock.monotonic_ms())
             caller.set(found)
-            return await call(request, context)
+            answer = await call(request, context)
+            if answer.error.code:
+                peer = context.peer()  # gRPC does not name the peer of a finished call
+                cost = FAILED_LOGIN if answer.error.code == SASL_AUTHENTICATION_FAILED else NO_LOGIN
+                context.add_done_callback(lambda _: self.refused(peer, found.host, cost))
+            return answer
 
         return identified
 
@@ -554,10 +577,11 @@ class Identify(RewrittenHandlers):
         self._counters.unauthenticated_calls += 1
         if self._logged.may_log(host, self._clock.monotonic_ms()):
             logger.warning("logins refused: too many at a time", extra={"event": "logins_refused", "host": host})
+        peer = context.peer()
         try:
             await refuse(context, grpc.StatusCode.RESOURCE_EXHAUSTED, BrokerOverloaded(_CROWDED), _CROWDED)
         finally:
-            self.refused(context.peer(), host)
+            self.refused(peer, host, OUT_OF_TURN)
 
     async def _set_caller(self, context: Any) -> Login | None:
         """Set `caller` and return the login, or abort the call."""

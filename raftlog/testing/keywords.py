@@ -135,7 +135,9 @@ class ServerKeywords(TypedDict, total=False):
     A request counts as one call more for each 4 KiB of it. Further calls are refused, with the time to wait."""
     max_refused_call_rate: int
     """Most calls a second of one user, or of one address whose clients have no login, that are refused because of a
-    limit or a quota; five times as many at once. Above that, the user is shut out, as with max.short.stream.rate."""
+    limit or a quota; five times as many at once. Above that, the user is shut out, as with max.short.stream.rate.
+    Against an address count its calls without a valid token, ten times, and its failed logins, a hundred times; above
+    the rate, connections are closed that go on with them."""
     max_transactional_ids_per_user: int
     """Most transactional ids and sinks that one user has made, of those that this broker coordinates; a new one beyond
     that is refused. User:ANONYMOUS has no limit."""

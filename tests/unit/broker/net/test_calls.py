@@ -34,6 +34,7 @@ from broker.net.interceptors import CALL_BYTES, RequestBounds, RewrittenHandlers
 from broker.quotas.manager import Charging, QuotaManager
 from broker.security.caller import Caller, caller
 from broker.security.client_listener import UNKNOWN_HOST
+from broker.security.identify import FAILED_LOGIN, NO_LOGIN, OUT_OF_TURN, Refusal
 from raftlog._client.connections import from_grpc
 from raftlog.errors import BrokerOverloaded, ThrottlingQuotaExceeded
 from raftmeta.image import MetadataImage
@@ -172,13 +173,45 @@ def test_calls_without_a_login_close_their_connections_beyond_a_rate_and_shut_no
     ended: list[str] = []
     limits.end_connection = lambda peer, limit: ended.append(peer)
     for _ in range(200):
-        limits.refused_stranger("ipv4:10.0.0.1:1", "10.0.0.1")
+        limits.refused_stranger("ipv4:10.0.0.1:1", "10.0.0.1", OUT_OF_TURN)
     assert len(ended) > 100
-    limits.refused_stranger("ipv4:10.0.0.2:1", "10.0.0.2")
-    limits.refused_stranger("ipv4:127.0.0.1:1", UNKNOWN_HOST)
+    for _ in range(30):
+        limits.refused_stranger("ipv4:10.0.0.2:1", "10.0.0.2", OUT_OF_TURN)
+        limits.refused_stranger("ipv4:127.0.0.1:1", UNKNOWN_HOST, OUT_OF_TURN)
     assert set(ended) == {"ipv4:10.0.0.1:1"}
     assert limits.shut_out("10.0.0.1", "10.0.0.1") is None
     assert limits.shut_out("User:alice", "10.0.0.1") is None
+
+
+@pytest.mark.parametrize(
+    ("cost", "of_connection", "of_network"),
+    [(OUT_OF_TURN, 21, 51), (NO_LOGIN, 21, 6), (FAILED_LOGIN, 5, 1)],
+    ids=["out of turn", "without a login", "failed login"],
+)
+def test_what_costs_a_broker_more_counts_more(cost: Refusal, of_connection: int, of_network: int) -> None:
+    """`of_connection` refusals of a connection are free, then its network may have `of_network`."""
+    limits = call_limits(refused_rate=10)
+    ended: list[int] = []
+    for number in range(1, 201):
+        limits.end_connection = lambda peer, limit, number=number: ended.append(number)  # type: ignore[misc]
+        limits.refused_stranger("ipv4:10.0.0.1:1", "10.0.0.1", cost)
+    assert ended[0] == of_connection + of_network + 1
+
+
+def test_clients_of_a_network_with_a_flood_keep_their_connections_while_they_log_in_again() -> None:
+    """After a restart of a broker all of them come with old tokens, and each is refused for every call that it has."""
+    limits = call_limits(refused_rate=10)
+    ended: list[str] = []
+    limits.end_connection = lambda peer, limit: ended.append(peer)
+    for number in range(2, 2_000):
+        for _ in range(10):
+            limits.refused_stranger(f"ipv4:10.0.0.1:{number}", "10.0.0.1", NO_LOGIN)
+    assert not ended
+    for _ in range(200):
+        limits.refused_stranger("ipv4:10.0.0.1:1", "10.0.0.1", NO_LOGIN)
+    for number in range(2, 2_000):
+        limits.refused_stranger(f"ipv4:10.0.0.1:{number}", "10.0.0.1", NO_LOGIN)
+    assert set(ended) == {"ipv4:10.0.0.1:1"}
 
 
 # The interceptor
@@ -480,6 +513,30 @@ def test_a_connection_that_was_seen_is_closed_with_the_first_refused_call() -> N
             assert connections.refused == {MAX_SHORT_STREAM_RATE: 1}
 
     asyncio.run(work())
+
+
+def test_the_connection_of_a_call_that_was_gone_before_its_refusal_is_closed() -> None:
+    """gRPC no longer names its peer then, and writes whatever is raised to the log, with a traceback."""
+
+    class Gone:
+        def __init__(self) -> None:
+            self.is_over = False
+
+        def peer(self) -> str:
+            return "" if self.is_over else "ipv4:10.0.0.1:4321"
+
+        async def abort(self, *_: object, **__: object) -> None:
+            self.is_over = True
+            raise aio.AbortError
+
+    shut_outs = ShutOuts()
+    limits = call_limits(short_rate=10, shut_outs=shut_outs)
+    ended: list[str] = []
+    limits.end_connection = lambda peer, limit: ended.append(peer)
+    flood(shut_outs, "User:mallory", SystemClock().monotonic_ms())
+    with pytest.raises(aio.AbortError):
+        asyncio.run(limits.turn_out(Gone(), "User:mallory", "10.0.0.1"))
+    assert ended == ["ipv4:10.0.0.1:4321"]
 
 
 def test_streams_that_end_for_a_quota_are_not_short() -> None:

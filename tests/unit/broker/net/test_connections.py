@@ -272,6 +272,29 @@ async def test_silent_connections_beyond_the_rate_do_not_reach_the_listener() ->
 
 
 @LINUX_ONLY
+async def test_connections_that_had_to_be_ended_without_a_login_count_more_than_silent_ones() -> None:
+    """Each brought hundreds of refused calls. Those on which a user had logged in do not count."""
+    limits = ConnectionLimits(most=1_000, per_ip=1_000)
+    with contextlib.ExitStack() as stack:
+        async with watched(limits, 60_000.0, unused_rate=2.0) as (watch, _, port):
+            made = [stack.enter_context(contextlib.closing(connect(port, "127.0.0.2"))) for _ in range(6)]
+            await look(watch, limits, 0, 6)
+            for honest in made[:3]:
+                watch.logged_in(peer_of(honest))
+            await watch.look()
+            for each in made[:4]:
+                watch.end(peer_of(each), "max.refused.call.rate")
+            await watch.look()
+            assert "max.unused.connection.rate" not in limits.refused
+            for each in made[4:]:
+                watch.end(peer_of(each), "max.refused.call.rate")
+            await watch.look()
+            assert limits.refused["max.unused.connection.rate"] == 1
+            with pytest.raises(TimeoutError):
+                socket.create_connection(("127.0.0.1", port), 0.3, ("127.0.0.2", 0)).close()
+
+
+@LINUX_ONLY
 async def test_connections_beyond_another_limit_do_not_reach_the_listener_for_ever() -> None:
     limits = ConnectionLimits(most=1_000, per_ip=1)
     with contextlib.ExitStack() as stack:

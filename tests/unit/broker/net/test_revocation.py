@@ -33,6 +33,7 @@ from broker.security.identify import AUTHENTICATE, Identify, Tokens
 from raftlog._client.connections import from_grpc
 from raftlog.errors import AuthenticationFailed, InvalidConfig
 from raftlog.testing.certificates import CertificateAuthority
+from raftlog.v1.security_pb2 import AuthenticateResponse
 from tests.support.revocation import InTwoHours, revoke
 from tests.support.scram_parts import Book, Hands
 
@@ -209,12 +210,17 @@ async def serving(authority: CertificateAuthority, interceptor: aio.ServerInterc
         async for request in requests:
             await context.write(request)
 
+    async def log_in(request: bytes, context: Any) -> AuthenticateResponse:
+        return AuthenticateResponse(message=request)
+
     running = aio.server(interceptors=[interceptor])
     methods: dict[str, Any] = {
         "Call": grpc.unary_unary_rpc_method_handler(echo),
         "Stream": grpc.stream_stream_rpc_method_handler(stream),
     }
-    logins: dict[str, Any] = {"Authenticate": grpc.unary_unary_rpc_method_handler(echo)}
+    logins: dict[str, Any] = {
+        "Authenticate": grpc.unary_unary_rpc_method_handler(log_in, None, lambda answer: answer.message)
+    }
     running.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("t.T", methods),))
     service = AUTHENTICATE.split("/")[1]
     running.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, logins),))

@@ -20,7 +20,7 @@ from broker.security.client_listener import UNKNOWN_HOST, ClientSecurity
 from broker.security.identify import AUTHENTICATE, Login
 from raftlog._core.security.acls import Acl, canonical_host, check_acl
 from raftlog.errors import AuthenticationFailed, BrokerOverloaded, InvalidConfig, InvalidRequestError, SecurityDisabled
-from raftlog.v1.security_pb2 import SCRAM_SHA_512
+from raftlog.v1.security_pb2 import SCRAM_SHA_512, AuthenticateResponse
 from raftlog.v1.security_pb2 import Acl as WireAcl
 from tests.support.logged import lines_of
 from tests.support.scram_parts import Book, Hands, client
@@ -166,13 +166,15 @@ def test_while_all_connections_come_from_the_proxy_no_acl_can_name_their_host(mi
     assert interceptor is not None
     hosts = []
 
-    async def call(request: bytes, context: Any) -> bytes:
+    async def call(request: bytes, context: Any) -> AuthenticateResponse:
         hosts.append(caller.get().host)
-        return request
+        return AuthenticateResponse()
 
     async def scenario() -> None:
         server = aio.server(interceptors=[interceptor])
-        method: Any = grpc.unary_unary_rpc_method_handler(call)
+        method: Any = grpc.unary_unary_rpc_method_handler(
+            call, response_serializer=AuthenticateResponse.SerializeToString
+        )
         service, _, name = AUTHENTICATE.strip("/").partition("/")
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {name: method}),))
         port = server.add_insecure_port("127.0.0.1:0")

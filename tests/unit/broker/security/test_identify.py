@@ -24,15 +24,21 @@ from broker.security import identify
 from broker.security.caller import Caller, caller
 from broker.security.identify import (
     AUTHENTICATE,
+    FAILED_LOGIN,
     LIFETIME_MS,
     MAX_TOKEN_CHARS,
+    NO_LOGIN,
+    OUT_OF_TURN,
     Identify,
     Login,
+    Refusal,
     Tokens,
     principal_of,
 )
 from raftlog.errors import BrokerOverloaded
 from raftlog.format.wire import MANY_REQUESTS
+from raftlog.v1.common_pb2 import BROKER_OVERLOADED, NONE, SASL_AUTHENTICATION_FAILED, Error, ErrorCode
+from raftlog.v1.security_pb2 import AuthenticateResponse
 from tests.support.frames import ACK, DATA, END_STREAM, PREFACE, SETTINGS, Frames, frame, headers
 from tests.support.held_timeouts import hold_timeouts
 from tests.support.sasl_client import bearer
@@ -73,6 +79,8 @@ class World:
         self.standing = 0
         self.both_ended = asyncio.Event()
         self.stubborn = False
+        self.failure: ErrorCode.ValueType = NONE
+        """With what logins are answered."""
         self.port = 0
         self.channel: aio.Channel = None  # type: ignore[assignment] # `run` sets it
 
@@ -101,7 +109,9 @@ class World:
         }
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("t.T", handlers),))
         authenticate: dict[str, Any] = {
-            "Authenticate": grpc.unary_unary_rpc_method_handler(self._authenticate, self._parse)
+            "Authenticate": grpc.unary_unary_rpc_method_handler(
+                self._authenticate, self._parse, lambda answer: answer.message
+            )
         }
         service = AUTHENTICATE.split("/")[1]
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, authenticate),))
@@ -123,8 +133,8 @@ class World:
     async def _unary(self, request: bytes, context: Any) -> bytes:
         return repr(caller.get()).encode()
 
-    async def _authenticate(self, request: bytes, context: Any) -> bytes:
-        return await self._unary(request, context)
+    async def _authenticate(self, request: bytes, context: Any) -> AuthenticateResponse:
+        return AuthenticateResponse(message=repr(caller.get()).encode(), error=Error(code=self.failure))
 
     async def _write(self, request: bytes, context: Any) -> None:
         await context.write(caller.get().principal.encode())
@@ -217,8 +227,8 @@ def test_a_call_has_the_user_of_its_token_and_the_address() -> None:
 def test_who_has_no_token_is_refused_before_anything_is_read() -> None:
     world = World()
     world.book.set("alice", "secret")
-    told: list[str] = []
-    world.identify.refused = lambda peer, host: told.append(host)
+    told: list[tuple[str, Refusal]] = []
+    world.identify.refused = lambda peer, host, cost: told.append((host, cost))
 
     async def scenario() -> None:
         assert (await world.refusal(None)).startswith("AuthenticationFailed: ")
@@ -232,7 +242,7 @@ def test_who_has_no_token_is_refused_before_anything_is_read() -> None:
     world.run(scenario)
     assert world.parsed == []
     assert world.counters.unauthenticated_calls == 6
-    assert told == ["127.0.0.1"] * 6
+    assert told == [("127.0.0.1", NO_LOGIN)] * 6
 
 
 def test_a_call_of_a_user_that_is_shut_out_is_refused_before_anything_is_read_or_sent() -> None:
@@ -268,6 +278,30 @@ def test_who_wants_to_authenticate_needs_no_token() -> None:
         assert "User:ANONYMOUS" in await world.unary(bearer("an old one"), AUTHENTICATE)
 
     world.run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("failure", "cost"),
+    [(SASL_AUTHENTICATION_FAILED, FAILED_LOGIN), (BROKER_OVERLOADED, NO_LOGIN)],
+    ids=["wrong password", "user who is shut out"],
+)
+def test_a_login_that_fails_is_told_of_once_the_client_has_its_answer(
+    failure: ErrorCode.ValueType, cost: Refusal
+) -> None:
+    world = World()
+    told: list[tuple[str, str, Refusal]] = []
+    world.identify.refused = lambda peer, host, cost: told.append((peer, host, cost))
+
+    async def scenario() -> None:
+        await world.unary(None, AUTHENTICATE)
+        world.failure = failure
+        await world.unary(None, AUTHENTICATE)
+        await world.until(lambda: bool(told))
+
+    world.run(scenario)
+    ((peer, host, counted),) = told
+    assert (host, counted) == ("127.0.0.1", cost)
+    assert peer.startswith("ipv4:127.0.0.1:")
 
 
 def test_calls_that_strangers_begin_leave_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -562,15 +596,15 @@ def test_more_strangers_than_may_wait_are_turned_away_and_logged_once(
 ) -> None:
     monkeypatch.setattr(identify, "MAX_UNREAD", 3)
     world = World()
-    told: list[str] = []
-    world.identify.refused = lambda peer, host: told.append(host)
+    told: list[tuple[str, Refusal]] = []
+    world.identify.refused = lambda peer, host, cost: told.append((host, cost))
 
     async def scenario() -> None:
         begun = [await world.headers() for _ in range(4)]
         await world.until(lambda: len(world.identify._turns._waiting) == 3)
         for _ in range(4):
             assert await (await world.headers()).code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        await world.until(lambda: told == ["127.0.0.1"] * 4)
+        await world.until(lambda: told == [("127.0.0.1", OUT_OF_TURN)] * 4)
         for each in begun:
             each.cancel()
         assert "User:ANONYMOUS" in await world.served(None, AUTHENTICATE)
