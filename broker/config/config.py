@@ -405,8 +405,8 @@ class BrokerConfig(Settings):
         maximum=1_000_000,
         own=True,
         doc="Most short produce and fetch streams a second that one user, or one address whose clients have no login, "
-        "gives up before a batch came or a partition was read; ten times as many at once. One a second of each "
-        "connection, twenty at once, and streams whose connection ends within a second too do not count. Above that, "
+        "gives up before a batch came or a partition was read; five times as many at once. One a second of each "
+        "connection, twenty at once, and streams whose connection ends with them do not count. Above that, "
         "the user is shut out, as with max.short.stream.rate. On Linux only.",
     )
     max_call_rate = integer(
@@ -425,7 +425,7 @@ class BrokerConfig(Settings):
         own=True,
         doc="Most calls a second of one user, or of one address whose clients have no login, that are refused because "
         "of a limit or a quota; five times as many at once. Above that, the user is shut out, as with "
-        "max.short.stream.rate. Against an address count its calls without a valid token, ten times, and its failed "
+        "max.short.stream.rate. Against an address count its calls without a valid token, twenty times, and its failed "
         "logins, a hundred times; above the rate, connections are closed that go on with them.",
     )
     max_transactional_ids_per_user = integer(

@@ -53,12 +53,10 @@ STRANGE_OF_PEER: Final = 2.0
 """Refused calls a second of one connection whose client has no login, that do not count against its network; ten times
 as many at once. After a restart of a broker its clients come with old tokens, and are refused once for each call."""
 _CARRY_RECORDS: Final = frozenset({"/raftlog.v1.Log/Produce", "/raftlog.v1.Log/Fetch"})
-UNUSED_BURST_MS: Final = 10_000.0
-"""A user may give up at once as many unused streams as its rate allows in this time."""
 UNUSED_OF_PEER: Final = 1.0
 """Unused streams a second that one connection may give up and that do not count against its user; twenty times as many
 at once."""
-UNUSED_AFTER_S: Final = 1.0
+UNUSED_AFTER_S: Final = 0.5
 """A stream was given up if its connection is still there after this time: clients that end give up their streams first,
 and close their connections then."""
 _REFUSED: Final = grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -111,10 +109,8 @@ class ShutOuts:
         """Return the limit for which a name is shut out."""
         return self._shut_out[name].limit
 
-    def count(
-        self, name: str, kind: str, rate: float, now_ms: float, burst_ms: float = BURST_MS, *, calls: int = 1
-    ) -> None:
-        """Count a call of a kind that may come `rate` times a second, and at once as often as in `burst_ms`.
+    def count(self, name: str, kind: str, rate: float, now_ms: float, calls: int = 1) -> None:
+        """Count a call of a kind that may come `rate` times a second, and at once as often as in `BURST_MS`.
 
         `calls`: as how many it counts. Those of a name that is shut out do not count.
         """
@@ -123,7 +119,7 @@ class ShutOuts:
             return
         bucket = pace.buckets.get(kind)
         if bucket is None:
-            bucket = pace.buckets[kind] = TokenBucket(rate, burst_ms)
+            bucket = pace.buckets[kind] = TokenBucket(rate, BURST_MS)
         bucket.take(calls, now_ms)
         if bucket.ready_at_ms(now_ms) > now_ms and (name in self._shut_out or self._has_room(now_ms)):
             again = now_ms - pace.until_ms < pace.shut_out_ms
@@ -321,7 +317,7 @@ class CallLimits(RewrittenHandlers):
             self._note(MAX_REFUSED_CALL_RATE, name, host)
             self.end_connection(peer, MAX_REFUSED_CALL_RATE)
         else:
-            self._shut_outs.count(name, MAX_REFUSED_CALL_RATE, self._refused_rate, now_ms, calls=cost.of_network)
+            self._shut_outs.count(name, MAX_REFUSED_CALL_RATE, self._refused_rate, now_ms, cost.of_network)
 
     async def turn_out(self, context: Any, name: str, host: str) -> None:
         """Refuse a call of a user or address that is shut out, and close its connection; return if it is not."""
@@ -431,7 +427,7 @@ class CallLimits(RewrittenHandlers):
     def _count_given_up(self, peer: str, name: str) -> None:
         if self.is_connected(peer):
             now_ms = self._clock.monotonic_ms()
-            self._shut_outs.count(name, MAX_UNUSED_STREAM_RATE, self._unused_rate, now_ms, UNUSED_BURST_MS)
+            self._shut_outs.count(name, MAX_UNUSED_STREAM_RATE, self._unused_rate, now_ms)
 
     def count_refused(self, context: Any) -> None:
         """Count a call that was refused for a limit or a quota: a caller that goes on regardless is shut out.

@@ -338,7 +338,7 @@ class Refusal(NamedTuple):
 
 OUT_OF_TURN: Final = Refusal(1, 1)
 """A login, since there were too many at a time; honest clients are many after a restart of a broker."""
-NO_LOGIN: Final = Refusal(1, 10)
+NO_LOGIN: Final = Refusal(1, 20)
 """A call without a valid token; honest clients have one or a few after a restart, and log in."""
 FAILED_LOGIN: Final = Refusal(5, 100)
 """A wrong password or token, which costs two calls with cryptography; honest clients rarely try twice."""

@@ -127,8 +127,8 @@ class ServerKeywords(TypedDict, total=False):
     time for twice as long: it serves none of its calls and logins, and closes connections that ask for one."""
     max_unused_stream_rate: int
     """Most short produce and fetch streams a second that one user, or one address whose clients have no login, gives up
-    before a batch came or a partition was read; ten times as many at once. One a second of each connection, twenty at
-    once, and streams whose connection ends within a second too do not count. Above that, the user is shut out, as with
+    before a batch came or a partition was read; five times as many at once. One a second of each connection, twenty at
+    once, and streams whose connection ends with them do not count. Above that, the user is shut out, as with
     max.short.stream.rate. On Linux only."""
     max_call_rate: int
     """Most unary calls a second of one user, or of one address whose clients have no login; five times as many at once.
@@ -136,8 +136,8 @@ class ServerKeywords(TypedDict, total=False):
     max_refused_call_rate: int
     """Most calls a second of one user, or of one address whose clients have no login, that are refused because of a
     limit or a quota; five times as many at once. Above that, the user is shut out, as with max.short.stream.rate.
-    Against an address count its calls without a valid token, ten times, and its failed logins, a hundred times; above
-    the rate, connections are closed that go on with them."""
+    Against an address count its calls without a valid token, twenty times, and its failed logins, a hundred times;
+    above the rate, connections are closed that go on with them."""
     max_transactional_ids_per_user: int
     """Most transactional ids and sinks that one user has made, of those that this broker coordinates; a new one beyond
     that is refused. User:ANONYMOUS has no limit."""

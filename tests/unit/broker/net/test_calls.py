@@ -185,7 +185,7 @@ def test_calls_without_a_login_close_their_connections_beyond_a_rate_and_shut_no
 
 @pytest.mark.parametrize(
     ("cost", "of_connection", "of_network"),
-    [(OUT_OF_TURN, 21, 51), (NO_LOGIN, 21, 6), (FAILED_LOGIN, 5, 1)],
+    [(OUT_OF_TURN, 21, 51), (NO_LOGIN, 21, 3), (FAILED_LOGIN, 5, 1)],
     ids=["out of turn", "without a login", "failed login"],
 )
 def test_what_costs_a_broker_more_counts_more(cost: Refusal, of_connection: int, of_network: int) -> None:
@@ -422,7 +422,7 @@ async def given_up(channel: aio.Channel, who: str, how_many: int, message: bytes
 def test_a_user_that_gives_up_streams_without_using_them_is_shut_out_sooner() -> None:
     async def work() -> None:
         shut_outs = ShutOuts()
-        limits = call_limits(unused_rate=5, shut_outs=shut_outs)  # 50 at once, and 20 of each connection
+        limits = call_limits(unused_rate=10, shut_outs=shut_outs)  # 50 at once, and 20 of each connection
         async with (
             serving(limits) as port,
             watched(port, limits) as connections,
