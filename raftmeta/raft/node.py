@@ -727,7 +727,8 @@ class RaftNode:
         consensus.tick()
         if consensus.role == LEADER:
             self._lead(now)
-        self._guard.applied(consensus.last_applied, self._wal.term_at)
+        # A follower applies what is not durable yet. A voter that loses it in a crash could elect a leader without it.
+        self._guard.applied(min(consensus.last_applied, self._wal.synced_index), self._wal.term_at)
         self._wal.note_committed(consensus.last_applied)
         if consensus.last_applied > applied_before:
             self._snapshotter.maybe_begin(consensus.last_applied)

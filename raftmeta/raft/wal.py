@@ -499,7 +499,7 @@ class WriteAheadLog(Journal):  # type: ignore[misc] # PySyncObj has no types
         except OSError as error:
             if must or error.errno not in NO_SPACE:
                 raise
-            self._disk.remove(temporary)
+            self._remove_if_made(temporary)
             return False
         self._disk.sync(temporary)
         self._disk.rename(temporary, segment.name)
@@ -563,12 +563,17 @@ class WriteAheadLog(Journal):  # type: ignore[misc] # PySyncObj has no types
         try:
             self._begin_file(segment, data, must=True)
         except OSError as error:
-            if error.errno in NO_SPACE and segment.name + TMP in self._disk.names():
-                self._disk.remove(segment.name + TMP)
+            if error.errno in NO_SPACE:
+                self._remove_if_made(segment.name + TMP)
             raise
         self._next_sequence += 1
         self._segment = segment
         self._position, self._allocated = len(data), len(data) + ALLOCATION_BYTES
+
+    def _remove_if_made(self, name: str) -> None:
+        """Remove a file that got no space: without a free inode there is none."""
+        if name in self._disk.names():
+            self._disk.remove(name)
 
     def _failed(self, error: OSError) -> RaftlogError:
         if error.errno in NO_SPACE:
@@ -629,6 +634,7 @@ class WriteAheadLog(Journal):  # type: ignore[misc] # PySyncObj has no types
         self._collected += RESET_RECORD
         self._entries.clear()
         self._first_unsynced = 0
+        self._synced_index = min(self._synced_index, entry[1] - 1)
         self._obsolete += [name for name, _ in self._closed]
         self._closed.clear()
         self.add(*entry)

@@ -316,6 +316,42 @@ def test_a_wiped_voter_never_helps_to_elect_a_leader_without_the_data() -> None:
         )
 
 
+def test_a_wiped_voter_is_one_again_once_it_has_its_log_on_its_disk() -> None:
+    """It applies entries before that. As a voter without them it would elect a leader that never had them."""
+    with raft_cluster(3) as cluster:
+        cluster.elect(1)
+        cluster.settle()
+        cluster.run(1)
+        cluster.isolate(2)
+        cluster.propose(1, b"committed")
+        cluster.settle()
+        cluster.run(0.3)
+        cluster.kill(3)
+        wiped = cluster.hosts[3]
+        wiped.disk = MemoryDisk()
+        wiped.start()
+        cluster.cut -= {(2, 3), (3, 2)}
+        cluster.connect()
+        for _ in range(4_000):
+            cluster.now += 0.002
+            cluster.deliver()
+            for voter in (1, 2):
+                cluster.hosts[voter].step()
+            wiped.node.cycle()
+            if wiped.directory.state == VOTER:
+                break
+            cluster.carry(3, wiped.node.take_immediate())
+            wiped.wal.sync()
+            cluster.carry(3, wiped.node.take_durable())
+        cluster.kill(3)
+        cluster.kill(1)
+        cluster.start(3)
+        cluster.run(10, lambda: cluster.leader(2, 3) is not None)
+        leader = cluster.leader(2, 3)
+        assert leader is not None
+        assert b"committed" in cluster.hosts[leader].state.commands
+
+
 def test_a_joining_voter_abstains_in_the_highest_term() -> None:
     """It may have voted in that term before it lost its data."""
     with raft_cluster() as cluster:

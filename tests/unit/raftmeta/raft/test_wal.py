@@ -545,3 +545,42 @@ def test_a_power_loss_takes_back_what_was_written_over() -> None:
     assert disk.survivor(nothing_survives).read("a") == b"0123456789"
     assert disk.survivor(lambda count: min(1, count - 1)).read("a") == b"01xx456789"
     assert disk.survivor(lambda count: count - 1).read("a") == b"01xx4"
+
+
+def test_what_a_reset_leaves_is_not_durable_before_it_is_written() -> None:
+    wal = WriteAheadLog(MemoryDisk(), uuid.UUID(int=1))
+    wal.open()
+    wal.begin()
+    for index in range(2, 11):
+        wal.add(segments.NO_OP, index, 1)
+    wal.sync()
+    wal.reset((segments.NO_OP, 5, 2))
+    wal.add(segments.NO_OP, 6, 3)
+    assert wal.synced_index == 4
+    wal.sync()
+    assert wal.synced_index == 6
+
+
+def test_a_disk_without_a_free_inode_goes_on_in_the_old_file(tmp_path: Path) -> None:
+    """The next file cannot even be made, so there is none to remove."""
+
+    class Full(OsDisk):
+        has_inodes = True
+
+        def write(self, name: str, data: bytes) -> None:
+            if not self.has_inodes:
+                raise OSError(errno.ENOSPC, "no space left on device")
+            super().write(name, data)
+
+    disk = Full(str(tmp_path))
+    wal = WriteAheadLog(disk, uuid.UUID(int=1), segment_bytes=4_096)
+    wal.open()
+    wal.begin()
+    disk.has_inodes = False
+    for index in range(2, 100):
+        assert wal.has_room(200)
+        wal.add(bytes(100), index, 0)
+        wal.sync()
+    again = WriteAheadLog(OsDisk(str(tmp_path)), uuid.UUID(int=1))
+    again.open()
+    assert again.last_index == 99
