@@ -588,6 +588,10 @@ class ClassicGroup:
         """Ask all members to join again."""
         if self.state is State.COMPLETING_REBALANCE:
             for member in self.members.values():
+                if member.syncing is not None:
+                    self._heard(
+                        member, now_ms
+                    )  # while it waited its session may have ended, which nothing looks at again
                 self._give_up_sync(member, rebalancing(self.group_id))
         self.unsynced.clear()
         first = self.state is State.EMPTY

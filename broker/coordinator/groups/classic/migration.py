@@ -15,7 +15,7 @@ on the way down first. A group that is loaded in between is a classic one whose 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from broker.coordinator.groups.change import Change
@@ -29,7 +29,7 @@ from broker.coordinator.groups.topics import TopicPartition
 from raftlog.errors import InconsistentGroupProtocol, UnknownMemberId
 
 
-def partitions_of(change: Change, topics: dict[str, list[int]]) -> Iterable[TopicPartition]:
+def partitions_of(change: Change, topics: Mapping[str, Sequence[int]]) -> Iterable[TopicPartition]:
     """Yield partitions by topic id, of the topics that exist."""
     for name, numbers in topics.items():
         topic = change.context.topics.by_name(name)
@@ -60,6 +60,9 @@ def upgrade(change: Change, member_id: str) -> None:
     stay = [member for member in machine.members.values() if not member.is_new]
     assignments = {member.member_id: _stored_assignment(change, member) for member in stay}
     may_read = {member_id: _may_read(change, member_id, told) for member_id, told in assignments.items()}
+    told = {place for places in may_read.values() for place in places}
+    for member in stay:  # a cooperative member reads on until it joins again, also what it is to release
+        may_read[member.member_id] |= {*partitions_of(change, read_said(member.protocols[0][1]).owned)} - told
     _forget_machine(change, machine, assignments)
     given: set[TopicPartition] = set()
     draft, topics, generation = change.draft, change.context.topics, machine.generation

@@ -484,6 +484,30 @@ def test_a_static_member_keeps_its_place_while_others_rebalance_until_its_sessio
     assert {instance for _, instance, _ in dynamic.answer().members or another.answer().members} == {""}
 
 
+def test_a_static_member_that_dies_while_it_waits_for_its_assignment_is_removed() -> None:
+    driver = driver_of()
+    leader, static = stable(driver, "", "i")
+    for _ in range(150):  # until the time for the first join, five minutes, is over
+        driver.wait(2_000)
+        leader.heartbeat()
+        static.heartbeat()
+    third = Client(driver)
+    for each in (third, static, leader):
+        each.join()
+    assert third.answer().leader == leader.member_id
+    static.answer()
+    third.sync()
+    static.sync()  # and dies, while the leader lives and assigns nothing
+    for _ in range(20):
+        leader.heartbeat()
+        driver.wait(REBALANCE_MS / 20)
+    assert isinstance(static.answer(), RebalanceInProgress)
+    assert isinstance(third.answer(), RebalanceInProgress)
+    third.join()
+    driver.wait(SESSION_MS + REBALANCE_MS)
+    assert [instance for _, instance, _ in third.answer().members] == [""]
+
+
 def test_a_static_member_that_is_back_ends_the_wait_of_its_former_self() -> None:
     driver = driver_of()
     first, second = stable(driver, "a", "b")

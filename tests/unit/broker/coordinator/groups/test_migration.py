@@ -146,6 +146,28 @@ def test_a_cooperative_member_reads_on_and_releases_what_others_get() -> None:
     assert isinstance(client.heartbeat(), Alive)
 
 
+def test_what_a_cooperative_member_is_still_to_release_is_given_to_nobody() -> None:
+    """Its assignor gave it to nobody either: the member reads on, commits, and joins again once it has stopped."""
+    driver = driver_of()
+
+    def owning(*partitions: int) -> tuple[tuple[str, bytes], ...]:
+        return (("cooperative-sticky", said("t", owned=partitions)),)
+
+    first, second = Client(driver, protocols=owning()), Client(driver, protocols=owning())
+    first.join()
+    driver.wait(20)
+    first.answer()
+    first.sync({first.member_id: assignment("t", 0, 1, 2, 3)})
+    second.join()
+    first.protocols = owning(0, 1, 2, 3)
+    first.join()
+    second.answer()
+    first.sync({first.member_id: assignment("t", 0, 1), second.member_id: b""})
+    newcomer = driver.join("n", "t")
+    assert not given(newcomer)
+    assert first.commit(7, partition=2) == common_pb2.NONE
+
+
 def test_a_classic_member_joins_a_group_in_which_the_coordinator_assigns() -> None:
     driver = driver_of()
     new = driver.join("n", "t")
