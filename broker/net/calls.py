@@ -181,6 +181,23 @@ class CallRates:
         return remembered(self._calls, name, lambda: self._Calls(TokenBucket(self._rate, BURST_MS)), self._most)
 
 
+class FreeCalls:
+    """The calls of each connection that do not count against its user or network. Pure; the caller passes the time."""
+
+    def __init__(self, rate: float, burst_ms: float) -> None:
+        """`rate`: calls a second, and at once as many as it allows in `burst_ms`."""
+        self._make = partial(TokenBucket, rate, burst_ms)
+        self._of_peers: dict[str, TokenBucket] = {}
+
+    def take(self, peer: str, now_ms: float, calls: int = 1) -> bool:
+        """Return whether a connection has such a call left, and take it; `calls`: as how many it counts."""
+        of_peer = remembered(self._of_peers, peer, self._make)
+        if of_peer.ready_at_ms(now_ms) > now_ms:
+            return False
+        of_peer.take(calls, now_ms)
+        return True
+
+
 @dataclass(slots=True)
 class _Stream:
     """A stream that is served by this task."""
@@ -233,11 +250,9 @@ class CallLimits(RewrittenHandlers):
         self._clock = clock
         self._answers = Answers()
         self._open: Counter[tuple[str, str]] = Counter()
-        self._peers: dict[str, TokenBucket] = {}
-        """Refused calls by connection."""
-        self._strangers: dict[str, TokenBucket] = {}
-        """Likewise, of clients without a login."""
-        self._unused_of_peers: dict[str, TokenBucket] = {}
+        self._free_refused = FreeCalls(REFUSED_OF_PEER, 10_000.0)
+        self._free_strange = FreeCalls(STRANGE_OF_PEER, 10_000.0)
+        self._free_unused = FreeCalls(UNUSED_OF_PEER, 20_000.0)
         self._logged = Rarely()
         self.refused: Counter[str] = Counter()
         """Refused calls and logins, by the limit."""
@@ -310,10 +325,9 @@ class CallLimits(RewrittenHandlers):
         if host == UNKNOWN_HOST:
             return
         name, now_ms = f"clients of {network_of(host)} without a login", self._clock.monotonic_ms()
-        of_peer = remembered(self._strangers, peer, lambda: TokenBucket(STRANGE_OF_PEER, 10_000.0))
-        if of_peer.ready_at_ms(now_ms) <= now_ms:
-            of_peer.take(cost.of_peer, now_ms)
-        elif self._shut_outs.until_ms(name) > now_ms:
+        if self._free_strange.take(peer, now_ms, cost.of_peer):
+            return
+        if self._shut_outs.until_ms(name) > now_ms:
             self._note(MAX_REFUSED_CALL_RATE, name, host)
             self.end_connection(peer, MAX_REFUSED_CALL_RATE)
         else:
@@ -418,10 +432,7 @@ class CallLimits(RewrittenHandlers):
 
     def _count_unused(self, peer: str, name: str, now_ms: float) -> None:
         """Count a short stream that was not used, unless it turns out to have ended with its connection."""
-        of_peer = remembered(self._unused_of_peers, peer, lambda: TokenBucket(UNUSED_OF_PEER, 20_000.0))
-        if of_peer.ready_at_ms(now_ms) <= now_ms:
-            of_peer.take(1, now_ms)
-        else:
+        if not self._free_unused.take(peer, now_ms):
             asyncio.get_running_loop().call_later(UNUSED_AFTER_S, self._count_given_up, peer, name)
 
     def _count_given_up(self, peer: str, name: str) -> None:
@@ -438,11 +449,8 @@ class CallLimits(RewrittenHandlers):
         if not name:
             return
         peer, now_ms = context.peer(), self._clock.monotonic_ms()
-        of_peer = remembered(self._peers, peer, lambda: TokenBucket(REFUSED_OF_PEER, 10_000.0))
-        if of_peer.ready_at_ms(now_ms) > now_ms:
+        if not self._free_refused.take(peer, now_ms):
             self._shut_outs.count(name, MAX_REFUSED_CALL_RATE, self._refused_rate, now_ms)
-        else:
-            of_peer.take(1, now_ms)
 
     async def _refuse(self, context: Any, limit: str, name: str, host: str, error: RaftlogError) -> NoReturn:
         self.count_refused(context)

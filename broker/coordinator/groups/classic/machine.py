@@ -589,9 +589,8 @@ class ClassicGroup:
         if self.state is State.COMPLETING_REBALANCE:
             for member in self.members.values():
                 if member.syncing is not None:
-                    self._heard(
-                        member, now_ms
-                    )  # while it waited its session may have ended, which nothing looks at again
+                    # While it waits, the end of its session is ignored. So the session begins anew, as in Kafka.
+                    self._heard(member, now_ms)
                 self._give_up_sync(member, rebalancing(self.group_id))
         self.unsynced.clear()
         first = self.state is State.EMPTY

@@ -60,9 +60,10 @@ def upgrade(change: Change, member_id: str) -> None:
     stay = [member for member in machine.members.values() if not member.is_new]
     assignments = {member.member_id: _stored_assignment(change, member) for member in stay}
     may_read = {member_id: _may_read(change, member_id, told) for member_id, told in assignments.items()}
-    told = {place for places in may_read.values() for place in places}
-    for member in stay:  # a cooperative member reads on until it joins again, also what it is to release
-        may_read[member.member_id] |= {*partitions_of(change, read_said(member.protocols[0][1]).owned)} - told
+    # A cooperative member reads on until it joins again, also what it is to release and no member was given yet.
+    given_before = set().union(*may_read.values())
+    for member in stay:
+        may_read[member.member_id] |= {*partitions_of(change, read_said(member.protocols[0][1]).owned)} - given_before
     _forget_machine(change, machine, assignments)
     given: set[TopicPartition] = set()
     draft, topics, generation = change.draft, change.context.topics, machine.generation

@@ -81,6 +81,8 @@ class World:
         self.stubborn = False
         self.failure: ErrorCode.ValueType = NONE
         """With what logins are answered."""
+        self.answered: list[ErrorCode.ValueType] = []
+        """The answers to logins that gRPC has begun to send."""
         self.port = 0
         self.channel: aio.Channel = None  # type: ignore[assignment] # `run` sets it
 
@@ -109,9 +111,7 @@ class World:
         }
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("t.T", handlers),))
         authenticate: dict[str, Any] = {
-            "Authenticate": grpc.unary_unary_rpc_method_handler(
-                self._authenticate, self._parse, lambda answer: answer.message
-            )
+            "Authenticate": grpc.unary_unary_rpc_method_handler(self._authenticate, self._parse, self._serialize)
         }
         service = AUTHENTICATE.split("/")[1]
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, authenticate),))
@@ -135,6 +135,10 @@ class World:
 
     async def _authenticate(self, request: bytes, context: Any) -> AuthenticateResponse:
         return AuthenticateResponse(message=repr(caller.get()).encode(), error=Error(code=self.failure))
+
+    def _serialize(self, answer: AuthenticateResponse) -> bytes:
+        self.answered.append(answer.error.code)
+        return answer.message
 
     async def _write(self, request: bytes, context: Any) -> None:
         await context.write(caller.get().principal.encode())
@@ -290,7 +294,12 @@ def test_a_login_that_fails_is_told_of_once_the_client_has_its_answer(
 ) -> None:
     world = World()
     told: list[tuple[str, str, Refusal]] = []
-    world.identify.refused = lambda peer, host, cost: told.append((peer, host, cost))
+
+    def refused(peer: str, host: str, cost: Refusal) -> None:
+        assert world.answered == [NONE, failure], "a connection that is closed earlier takes the answer with it"
+        told.append((peer, host, cost))
+
+    world.identify.refused = refused
 
     async def scenario() -> None:
         await world.unary(None, AUTHENTICATE)

@@ -147,7 +147,7 @@ def test_a_cooperative_member_reads_on_and_releases_what_others_get() -> None:
 
 
 def test_what_a_cooperative_member_is_still_to_release_is_given_to_nobody() -> None:
-    """Its assignor gave it to nobody either: the member reads on, commits, and joins again once it has stopped."""
+    """The member still reads these partitions. Until it has stopped and joins again, nobody else may read them."""
     driver = driver_of()
 
     def owning(*partitions: int) -> tuple[tuple[str, bytes], ...]:
